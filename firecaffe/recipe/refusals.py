@@ -16,13 +16,14 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.terms import (
     CAFFES_NET,
     CODEC,
-    CONSTRAINED,
+    IN_REPLICAS,
     IN_SHARDS,
     NOT_EVERY_STEP,
     OUT_OF_ORDER,
     OWN_CODE,
     OWN_SOLVER,
     ROW,
+    SHARDED_SERVER,
     SHARES,
     TRANSFORMS,
     UNSPLIT,
@@ -125,7 +126,16 @@ _PARALLEL = (
 )
 
 _CONSTRAINED = (
-    Refusal((CONSTRAINED, NOT_EVERY_STEP), "weights differ among workers", kind="unwritten"),
+    Refusal(
+        (is_not("prune.how", MAGNITUDE), IN_REPLICAS),
+        "which weights are kept follows from them, and they differ among replicas",
+        "take prune.how = magnitude",
+    ),
+    Refusal(
+        (is_not("prune.scope", LAYER), is_not("prune.how", MAGNITUDE), *SHARDED_SERVER),
+        "which weights are kept is chosen among layers that different ranks have",
+        "take prune.scope = layer, or leave synchrony.server out",
+    ),
     Refusal(
         (
             is_not("prune.how", MAGNITUDE),

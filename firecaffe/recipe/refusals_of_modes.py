@@ -4,6 +4,7 @@ from firecaffe.parallel.config import ONE_WEIRD_TRICK
 from firecaffe.recipe.terms import (
     BY_SERVER,
     CODEC,
+    CONSTRAINED,
     FLOAT16,
     IN_REPLICAS,
     LATE,
@@ -76,6 +77,7 @@ OF_SERVERS = (
                 on("train.ema_decay"),
                 on("synchrony.in_flight"),
                 CODEC,
+                *CONSTRAINED.terms,
             ),
             *LOCKLESS,
         ),
@@ -125,10 +127,6 @@ OF_SERVERS = (
         (is_("synchrony.speeds", "measured"), off("synchrony.speeds_from"), BY_SERVER),
         "speeds = measured and the file of the timings come together",
         "name the file, RUN/timings/rank-0.jsonl",
-    ),
-    Refusal(
-        (on("synchrony.speeds_from"), is_not("synchrony.speeds", "measured"), BY_SERVER),
-        "speeds = measured and the file of the timings come together",
     ),
 )
 

@@ -67,6 +67,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 PRUNES = {
     "none": PruneConfig(),
+    "at the start": PruneConfig({"*": 0.5}),
     "surgery": PruneConfig({"*": 0.5}, how="surgery", steps=4, every=2),
     "of all": PruneConfig({"*": 0.5}, how="gradual", steps=4, every=2, scope="all"),
 }

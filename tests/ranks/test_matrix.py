@@ -86,7 +86,9 @@ def check(ranks: Ranks, one_worker: OneWorker, case: Case, folder: Path) -> None
     assert saved, "it has left no checkpoint"
     again = recipe_of(case, THEN), then, 2, str(saved[-1])
     results = ranks.shared(case["then ranks"], fit, *again)
-    assert len({(each.weights_sha256, each.test_loss, each.loss) for each in results}) == 1
+    # As text: with many late gradients a running variance may become negative, and a loss NaN.
+    ends = {f"{result.weights_sha256} {result.test_loss} {result.loss}" for result in results}
+    assert len(ends) == 1
     found = results[0]
     if case["mode"] in REPEATED:
         expected = one_worker(case)

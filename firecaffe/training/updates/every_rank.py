@@ -12,7 +12,7 @@ from firecaffe.exchange.leaves import Shares
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.shards import Shards
 from firecaffe.gradients.totals import Totals, squared_norm
-from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
+from firecaffe.solvers.optimizer_state import OptimizerNumbers
 from firecaffe.training.holdings.holding import Holding, Ready
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.times import Span
@@ -40,13 +40,7 @@ class EveryRank:
         return self
 
     def pieces(self) -> dict[str, Piece]:
-        pieces: dict[str, Piece] = {
-            "optimizer": OptimizerTensors(self._own, self.applier.optimizer)
-        }
-        if self.applier.ema is not None:
-            pieces["ema"] = self.applier.ema.piece
-        for constraint in self.applier.constraints:
-            pieces |= constraint.pieces
+        pieces = self.applier.pieces(self._own)
         return {name: self.piece(piece) for name, piece in pieces.items()}
 
     @property

@@ -1,6 +1,6 @@
 """The loss scale of float16: all ranks of a model skip a step if one has a non-finite gradient."""
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, optim
@@ -15,6 +15,10 @@ class LossScale:
         self._scaler, self._optimizer, self._device = scaler, optimizer, device
         if self.is_on:
             scaler.scale(torch.zeros((), device=device))  # a rank may have no loss
+
+    def of(self, optimizer: optim.Optimizer) -> Self:
+        """Return the same scale for another optimizer."""
+        return type(self)(self._scaler, optimizer, self._device)
 
     @property
     def is_on(self) -> bool:

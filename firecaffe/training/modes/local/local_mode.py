@@ -27,7 +27,6 @@ from firecaffe.training.modes.mode import Linked, ModeParts, Steps, Summed
 from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.updates.applier import Applier
 from firecaffe.training.updates.every_rank import EveryRank
-from firecaffe.training.updates.loss_scale import LossScale
 from firecaffe.transport.exchange import Exchange
 
 
@@ -95,7 +94,7 @@ class Local(ModeParts):
         synchrony, solver, forward = run.recipe.synchrony, run.recipe.solver, self.holding.forward
         local_reducer = linked.resources.enter_context(self._sums_here(run))
         order = run.route.order(run.num_leaves, run.shares[sharers.rank])
-        of_all = self.outer, synchrony.inner_momentum == "zero", update.applier.ema
+        of_all = self.outer, synchrony.inner_momentum == "zero", update.applier
         averages = [
             Average(fragment, reducer, forward, self.replicas, order, moments, *of_all)
             for fragment, reducer, moments in zip(
@@ -104,8 +103,10 @@ class Local(ModeParts):
         ]
 
         def update_of(replica: Replica) -> EveryRank:
-            scale = LossScale(forward.scaler, replica.optimizer, forward.device)
-            made = Applier(replica.optimizer, scale), update.spread, solver.clip_gradients
+            optimizer, synchronous = replica.optimizer, update.applier
+            scale = synchronous.scale.of(optimizer)
+            applier = Applier(optimizer, scale, synchronous.constraints)
+            made = applier, update.spread, solver.clip_gradients
             return EveryRank(self.holding, *made).connect(local_reducer)
 
         stepper = LocalStepper(

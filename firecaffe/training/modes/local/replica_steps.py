@@ -33,13 +33,13 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.totals import Totals
 from firecaffe.solvers.outer_optimizer import Outer
 from firecaffe.synchrony.rounds import Round, Rounds
-from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.local.replicas import Fragment, Moments, Replica, Replicas, copy
 from firecaffe.training.outcome import VOTES, Outcome, StepResult, Votes, ballot
 from firecaffe.training.times import FetchBatch, StepMarks
+from firecaffe.training.updates.applier import Applier
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.spread import Found, Spread
 
@@ -162,8 +162,8 @@ class Average:
     outer: Outer
     forgets: bool
     """Whether replicas' optimizers start afresh after it."""
-    ema: Ema | None
-    """The moving average of the network at rest, if there is one."""
+    applier: Applier
+    """What updates the network in synchronous steps; it has the constraints and the average."""
 
     @torch.no_grad()
     def begin(self, losses: dict[int, Tensor], counts: Tensor) -> None:
@@ -197,8 +197,10 @@ class Average:
         """Update the network at rest. `steps` are those since these parameters' last average."""
         count, first = self.reducer.num_leaves, 1 + len(self.moments.keys)
         self.outer.step(learning_rate)
-        if self.ema is not None:
-            self.ema.update_after(steps, self.fragment.named)
+        if self.applier.ema is not None:
+            self.applier.ema.update_after(steps, self.fragment.named)
+        # A codec, or rounding, has made what was equal differ.
+        self.applier.restrict(self.replicas.named)
         if self.fragment.has_buffers:
             self.forward.buffers.begin_step()
             self.forward.buffers.finish_step(totals.tail[first:], count)

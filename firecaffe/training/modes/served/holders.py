@@ -36,6 +36,8 @@ class UpdateOrder:
     """An event, and the settings of the update that it may cause."""
 
     event: Event
+    step: int
+    """The training's step, counted from 0."""
     rate: float
     momentum: float | None
     delay: int

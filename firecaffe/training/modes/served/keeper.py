@@ -16,6 +16,7 @@ from firecaffe.training.modes.served.server import Server
 from firecaffe.training.modes.served.server_memory import ServerMemory
 from firecaffe.training.modes.served.server_steps import LoggedClock, weight_of
 from firecaffe.training.modes.served.shards.ranks import Owners
+from firecaffe.training.updates.applier import Applier
 from firecaffe.training.updates.every_rank import EveryRank
 
 
@@ -48,9 +49,9 @@ class AtFirst:
     ) -> Server:
         recipe, holding, applier = run.recipe, update.holding, update.applier
         words, clip = recipe.synchrony, recipe.solver.clip_gradients
-        made = holding.named, applier.optimizer, memory, words, learners, holding.forward.buffers
+        made = holding.named, applier, memory, words, learners, holding.forward.buffers
         rule = late_rule(words.compensate, memory, holding.named)
-        return Server(*made, clip, applier.ema, late_rule=rule)
+        return Server(*made, clip, late_rule=rule)
 
     def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
         return clock.open(folder, checkpoint)
@@ -70,7 +71,9 @@ class InShards:
         recipe, forward = run.recipe, update.holding.forward
         words, clip = recipe.synchrony, recipe.solver.clip_gradients
         buffers_only = ServerMemory(forward.model, {}, squares=False)
-        made = update.holding.named, update.applier.optimizer, buffers_only, words, learners
+        # Others have what constrains weights, and their average.
+        applier = Applier(update.applier.optimizer, update.applier.scale)
+        made = update.holding.named, applier, buffers_only, words, learners
         return Server(*made, forward.buffers, clip)
 
     def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:

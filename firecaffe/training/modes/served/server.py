@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 
 from firecaffe.exchange.leaves import tree_sum
 from firecaffe.gradients.buffers import BufferChanges
-from firecaffe.solvers.optimizer import set_rate
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.server_policies import Leaf, Update, Work, row_of, work_of
-from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.modes.served.late_rules import LateRule, staleness_scale
 from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory
+from firecaffe.training.updates.applier import Applier
 
 
 @dataclass
@@ -27,13 +26,12 @@ class Server:
     """The weights of a training, and what late gradients need. Its numbers are JSON."""
 
     named: dict[str, nn.Parameter]
-    optimizer: optim.Optimizer
+    applier: Applier
     memory: ServerMemory
     words: SynchronyConfig
     learners: set[int]
     buffers: BufferChanges
     clip_gradients: float = 0.0
-    ema: Ema | None = None
     norms_of_all: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
     """Maps the norms of these gradients to those of all used parameters, in network order."""
     late_rule: LateRule = field(default_factory=LateRule)
@@ -94,14 +92,13 @@ class Server:
         self,
         update: Update,
         weight_of: Callable[[Leaf], float],
+        step: int,
         rate: float,
         momentum: float | None,
     ) -> None:
-        set_rate(self.optimizer, rate, momentum)
+        """Make an update in step `step`, counted from 0; a step may have several."""
         with self.late_rule.around_update(self.named):
-            self.optimizer.step()
-        if self.ema is not None:
-            self.ema.update(update.version - 1)
+            self.applier.apply(step, rate, momentum, number=update.version - 1)
         tails = [self.memory.gradients[work.leaf].tail for work in update.works]
         sums = [self._sum(update, list(parts)) for parts in zip(*tails, strict=True)]
         self.buffers.begin_step()

@@ -168,14 +168,14 @@ class ServedStepper:
     @property
     def advice(self) -> str:
         late = sum(self._staleness) / max(1, len(self._staleness))
-        momentum = float(self.server.optimizer.param_groups[0].get("momentum", 0.0))
+        momentum = float(self.server.applier.optimizer.param_groups[0].get("momentum", 0.0))
         return for_server(self.server.words, len(self.server.learners), late, momentum)
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
         """Train step `step`, counted from 0. Raises: NotFiniteError, before the update."""
         is_warm = step < self.plan.first_step
         delay = self.server.words.delayed_updates(len(self.server.learners))
-        set_delay(self.server.optimizer, 1 if is_warm else delay)
+        set_delay(self.server.applier.optimizer, 1 if is_warm else delay)
         if is_warm:
             return self.warm.run(step, learning_rate, vote)
         queue, momentum = self.update.queue, self.warm.momentum(step)
@@ -192,7 +192,7 @@ class ServedStepper:
                     window.add(brought, self._samples(event.work.leaf))
                 if event.update is not None:
                     begun = queue.mark()
-                    self._update(event.update, learning_rate, momentum, window)
+                    self._update(event.update, step, learning_rate, momentum, window)
                     window.updates.append((begun, queue.mark()))
                 self.progress.done += _done_by(event)
                 if not window.is_finite:
@@ -200,7 +200,7 @@ class ServedStepper:
             self.server.take(event)
             if isinstance(event, Lose):
                 self.coder.forget(event.learner)
-            self.tell(UpdateOrder(event, learning_rate, momentum, delay))
+            self.tell(UpdateOrder(event, step, learning_rate, momentum, delay))
         end = queue.mark()
         votes = ballot(vote(), forward.device)
         checked = Found(
@@ -216,13 +216,18 @@ class ServedStepper:
         return outcome
 
     def _update(
-        self, update: Update, rate: float, momentum: float | None, window: "_Window"
+        self,
+        update: Update,
+        step: int,
+        rate: float,
+        momentum: float | None,
+        window: "_Window",
     ) -> None:
         weigh = partial(weight_of, self.order)
         self._staleness.extend(map(update.staleness, update.works))
         window.take(*self.server.prepare(update, weigh))
         if window.is_finite:
-            self.server.apply(update, weigh, rate, momentum)
+            self.server.apply(update, weigh, step, rate, momentum)
 
     def _samples(self, leaf: Leaf) -> int:
         return round(weight_of(self.order, leaf) * self.order.micro_batch_size)

@@ -245,7 +245,7 @@ def send_order(line: Line, order: Order) -> OwnerParts | None:
     """Send an order over a line, and receive what it requests. Raises: PeerLostError."""
     row: dict[str, Any] = {"order": type(order).__name__}
     if isinstance(order, UpdateOrder):
-        row |= {"event": to_row(order.event), "rate": order.rate}
+        row |= {"event": to_row(order.event), "step": order.step, "rate": order.rate}
         row |= {"momentum": order.momentum, "delay": order.delay}
     _send(line, row)
     if isinstance(order, End):
@@ -258,8 +258,8 @@ def listen(line: Line, owner: Owner, moved: Moved) -> None:
     """Execute the orders from an owner's line, to its end. Raises: PeerLostError."""
     while (row := _receive(line))["order"] != "End":
         if row["order"] == "UpdateOrder":
-            event = from_row(row["event"])
-            order = UpdateOrder(event, row["rate"], row["momentum"], row["delay"])
+            made = row["step"], row["rate"], row["momentum"], row["delay"]
+            order = UpdateOrder(from_row(row["event"]), *made)
             execute(owner, moved, order)
         elif (parts := execute(owner, moved, Give())) is not None:
             _send_parts(line, parts)

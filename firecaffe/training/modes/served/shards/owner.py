@@ -14,26 +14,27 @@ owners' runs into the whole pieces puts it together.
 """
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 
 from firecaffe.errors import PeerLostError
 from firecaffe.solvers.caffe_solvers import set_delay
-from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
+from firecaffe.solvers.optimizer_state import OptimizerNumbers
 from firecaffe.synchrony.events import Push
 from firecaffe.synchrony.server_policies import Leaf, Work
-from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.modes.served.holders import UpdateOrder
 from firecaffe.training.modes.served.messages import ALIGNMENT, Parcel
 from firecaffe.training.modes.served.server import Server
 from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory, bytes_in_file
 from firecaffe.training.piece import Piece, Weights
 from firecaffe.training.tensor_file import InMemory
+from firecaffe.training.updates.applier import Applier
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,6 @@ def _pieces(parcel: Parcel, start: int, stop: int) -> dict[str, range]:
     return pieces
 
 
-PIECES = ("parameter", "optimizer", "ema", "server")
-
-
 class Runs(nn.Module):
     """An owner's runs of parameters, by the parameters' names."""
 
@@ -152,18 +150,14 @@ class RunMemory(ServerMemory):
 
 
 class HeldRuns:
-    def __init__(
-        self, runs: Runs, optimizer: optim.Optimizer, ema: Ema | None, memory: RunMemory
-    ) -> None:
+    def __init__(self, runs: Runs, applier: Applier, memory: RunMemory) -> None:
         self.memory = memory
         self._pieces: dict[str, Piece] = {
             "parameter": Weights(runs.named_parameters),
-            "optimizer": OptimizerTensors(runs, optimizer),
             "server": memory,
+            **applier.pieces(runs),
         }
-        if ema is not None:
-            self._pieces["ema"] = ema.piece
-        self._numbers = OptimizerNumbers(runs, optimizer)
+        self._numbers = OptimizerNumbers(runs, applier.optimizer)
 
     def take(self, whole: Mapping[str, Piece], numbers: Mapping[str, Any], shard: Shard) -> None:
         """Load this shard's runs of the whole pieces, and the optimizer's numbers."""
@@ -195,7 +189,7 @@ def put_together(
     named: Mapping[str, Tensor], shards: Sequence[Shard], parts: Sequence[Mapping[str, Tensor]]
 ) -> dict[str, dict[str, Tensor]]:
     """Return the whole tensors by kind and path, from the parts of all owners in order."""
-    wholes: dict[str, dict[str, Tensor]] = {kind: {} for kind in PIECES}
+    wholes = defaultdict[str, dict[str, Tensor]](dict)
     for shard, tensors in zip(shards, parts, strict=True):
         for full, value in tensors.items():
             kind, _, path = full.partition("/")
@@ -276,11 +270,12 @@ class Owner:
         if isinstance(event, Push):
             self._keep_gradient(event)
             if event.update is not None:
-                set_delay(self._server.optimizer, order.delay)
+                set_delay(self._server.applier.optimizer, order.delay)
                 _, norm = self._server.prepare(event.update, self._weight_of)
                 if not norm.isfinite():
                     self._spoil()
-                self._server.apply(event.update, self._weight_of, order.rate, order.momentum)
+                made = order.step, order.rate, order.momentum
+                self._server.apply(event.update, self._weight_of, *made)
         with self._changed:
             self._server.take(event)
             self._changed.notify_all()

@@ -18,6 +18,7 @@ from firecaffe.cluster.agree import LOOK_S
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.server_policies import Work
+from firecaffe.training.constraints import make_constraints
 from firecaffe.training.evaluation_weights import average_of
 from firecaffe.training.modes.served.holders import Holders, KeptTraining, UpdateOrder
 from firecaffe.training.modes.served.late_rules import late_rule
@@ -49,7 +50,9 @@ from firecaffe.training.modes.served.shards.owner import (
 )
 from firecaffe.training.modes.served.work_gradient import Bench, Contribution, Workbench
 from firecaffe.training.tensor_file import InMemory
+from firecaffe.training.updates.applier import Applier
 from firecaffe.training.updates.spread import UNUSED
+from firecaffe.training.whole_tensors import AllHere
 from firecaffe.transport.lane import LaneMesh, Line, store_of
 
 
@@ -269,7 +272,9 @@ class Owners(Holders):
         optimizer = make_optimizer(whole.named, recipe.solver, delayed, runs.named)
         ema = average_of(recipe.train, runs.named)
         memory = RunMemory(runs, bool(whole.memory.mean_square), shard, layout.parcel)
-        held = HeldRuns(runs, optimizer, ema, memory)
+        constraints = make_constraints(recipe, whole.named, runs.named, AllHere())
+        applier = Applier(optimizer, server.applier.scale.of(optimizer), constraints, ema)
+        held = HeldRuns(runs, applier, memory)
         held.take(whole.state.pieces, whole.state.numbers["scalars"].state_dict(), shard)
         none = BufferChanges(nn.Module())
         there = set(server.learners)
@@ -277,8 +282,8 @@ class Owners(Holders):
         lines = {rank: self._between.of_orders(rank, NUMBERS, NUMBERS) for rank in others}
         numbers = NumbersOfOwners(whole.named, shard, others, lines)
         rule = late_rule(server.words.compensate, memory, whole.named, numbers.of_all)
-        made = runs.named, optimizer, memory, server.words, there, none, server.clip_gradients
-        local_server = Server(*made, ema, norms_of_all=numbers.norms, late_rule=rule)
+        made = runs.named, applier, memory, server.words, there, none, server.clip_gradients
+        local_server = Server(*made, norms_of_all=numbers.norms, late_rule=rule)
         local_server.load_state_dict(server.state_dict())
         return Owner(local_server, held, partial(weight_of, whole.run.order))
 

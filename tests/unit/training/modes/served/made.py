@@ -66,7 +66,7 @@ def served(
     memory = ServerMemory(parts.net, parts.named, squares=words.compensate == "delay")
     learners = set(range(words.learners))
     forward = parts.forward
-    made = parts.named, parts.optimizer, memory, words, learners, forward.buffers
+    made = parts.named, parts.stepper.update.applier, memory, words, learners, forward.buffers
     server = Server(*made, late_rule=late_rule(words.compensate, memory, parts.named))
     plan = leaves_of(parts.order, 0, steps)
     computed = Computed(server, forward, parts.batches, Coder())

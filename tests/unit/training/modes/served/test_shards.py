@@ -34,6 +34,7 @@ from firecaffe.training.modes.served.shards.owner import (
 )
 from firecaffe.training.modes.served.work_gradient import Contribution
 from firecaffe.training.state import state_of
+from firecaffe.training.updates.applier import Applier
 from tests.kit.training import ALONE
 from tests.kit.training_steps import Worker
 from tests.unit.training.modes.served.made import in_order, served
@@ -107,7 +108,7 @@ class Served:
         policy = Asynchronous(queue(parts, STEPS), 3, 0, words.gradients_per_update)
         self.stepper = served(parts, words, in_order(policy, order), STEPS)
         self.server, self.parts = self.stepper.server, parts
-        self.server.ema = ema = Ema(parts.named, 0.9)
+        self.server.applier.ema = ema = Ema(parts.named, 0.9)
         self.whole = state_of(ALONE, net, parts.optimizer)
         self.whole.pieces |= {"ema": ema.piece, "server": self.server.memory}
         self._source, self._contributions = self.stepper.source, self.stepper.contributions
@@ -138,12 +139,13 @@ class Owners:
             ema = Ema(runs.named, 0.9)
             optimizer = make_optimizer(self.named, solver, 0, runs.named)
             memory = RunMemory(runs, bool(server.memory.mean_square), shard, parcel)
-            held = HeldRuns(runs, optimizer, ema, memory)
+            applier = Applier(optimizer, server.applier.scale.of(optimizer), ema=ema)
+            held = HeldRuns(runs, applier, memory)
             held.take(of.whole.pieces, of.whole.numbers["scalars"].state_dict(), shard)
             none = BufferChanges(nn.Module())
             rule = late_rule(server.words.compensate, memory, self.named)
-            made = runs.named, optimizer, memory, server.words, {0, 1, 2}, none
-            own = Server(*made, ema=ema, late_rule=rule)
+            made = runs.named, applier, memory, server.words, {0, 1, 2}, none
+            own = Server(*made, late_rule=rule)
             own.load_state_dict(server.state_dict())
             self.owners.append(Owner(own, held, partial(weight_of, of.parts.order)))
 
@@ -154,7 +156,7 @@ class Owners:
                 if isinstance(event, Push):
                     gradient = Gradient(runs_of(of.gradients[event.work], shard), [])
                     owner.bring(event.work, gradient)
-                owner.take(UpdateOrder(event, rate, None, 0))
+                owner.take(UpdateOrder(event, 0, rate, None, 0))
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
         held = [owner.held.parts()[0] for owner in self.owners]
