@@ -2,10 +2,12 @@
 network that is not split, and the bytes of the formulas and of the planner.
 """
 
-import dataclasses
+import copy
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +32,8 @@ from tests.world import Ranks
 
 WIDTHS = (4, 3, 6, 2, 3, 5)
 Words = dict[str, str]
+Case = tuple[Callable[[], nn.Module], Words, Any]
+"""A network, what it is split by, and the shape of its inputs."""
 
 
 def halos() -> nn.Module:
@@ -41,23 +45,37 @@ def halos() -> nn.Module:
 
 
 def paths() -> nn.Module:
-    """The first has a path without weights that need a gradient, behind inputs without."""
-    first = Inception(3, WIDTHS, batch_norm=False)
-    first.branch3.requires_grad_(False)
     return nn.Sequential(
-        *(first, nn.LocalResponseNorm(5, 0.5), nn.MaxPool2d(2)),
+        *(Inception(3, WIDTHS, batch_norm=False), nn.LocalResponseNorm(5, 0.5), nn.MaxPool2d(2)),
         *(Inception(18, WIDTHS, batch_norm=True), nn.Flatten(), nn.Linear(18 * 9, 5)),
     )
 
 
-def rows() -> nn.Module:
-    """AlexNet's first layers in small, one row a part in the end, and batch normalization."""
+def in_rows() -> nn.Module:
+    """AlexNet's first layers in small: halos of pools in ceil mode, a layer between that is whole,
+    a pool that makes too few rows, and a dense layer in parts.
+    """
     return nn.Sequential(
         *(nn.Conv2d(3, 4, 11, 4), nn.ReLU(), LocalResponseNorm(3, 0.5), nn.Dropout(0.2)),
         *(nn.MaxPool2d(3, 2, ceil_mode=True), nn.Conv2d(4, 6, 5, padding=2, groups=2)),
-        *(nn.BatchNorm2d(6), nn.ReLU(inplace=True), nn.AvgPool2d(3, 2, ceil_mode=True)),
-        *(nn.Conv2d(6, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 4 * 3, 5)),
+        *(nn.BatchNorm2d(6), nn.ReLU(inplace=True), nn.AvgPool2d(3, 1, 1, ceil_mode=True)),
+        *(nn.Conv2d(6, 8, 1), nn.Conv2d(8, 4, 3, padding=1)),
+        *(nn.MaxPool2d(3, 3), nn.Flatten(), nn.Linear(4 * 2 * 2, 8), nn.ReLU()),
     )
+
+
+def in_paths() -> nn.Module:
+    """Between filters and neurons; one takes what another has made."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(Inception(8, WIDTHS, batch_norm=True), nn.MaxPool2d(2)),
+        *(Inception(18, WIDTHS, batch_norm=False), nn.Flatten(), nn.Linear(18 * 9, 8)),
+    )
+
+
+def in_two() -> nn.Module:
+    """The paths take what is common, and rows what paths have made."""
+    return nn.Sequential(Fire(3, 4, 6), nn.ReLU(), nn.Conv2d(12, 4, 3, padding=1), nn.ReLU())
 
 
 class Small(nn.Module):
@@ -88,19 +106,25 @@ WORDS = {
     "classifier.*": "neurons",
     "classifier.3": "inputs",
 }
-TRAINED: dict[str, tuple[Callable[[], nn.Module], Words, tuple[int, ...]]] = {
+ROWS = {"0": "rows", "5": "rows", "6": "rows", "10": "rows", "13": "inputs"}
+PATHS = {"0": "filters", "3": "paths", "5": "paths", "7": "neurons"}
+NETWORKS: dict[str, Case] = {
     "halos": (halos, {"0": "filters", "4": "filters", "7": "inputs"}, (3, 10, 10)),
     "paths": (paths, {"0": "paths", "3": "paths", "5": "inputs"}, (3, 6, 6)),
-    "rows": (rows, {"[0-9]": "rows", "11": "inputs"}, (3, 71, 55)),
     "layers": (Small, WORDS, (3, 24, 24)),
+    "in_rows": (in_rows, ROWS, (3, 71, 55)),
+    "in_paths": (in_paths, PATHS, (3, 12, 12)),
+    "in_two": (in_two, {"0": "paths", "2": "rows"}, (3, 7, 5)),
 }
 
 
 def train(name: str, is_split: bool) -> tuple[list[float], dict[str, Tensor], int]:
     """Losses, the whole state on rank 0, and the elements that this rank holds."""
-    make, words, shape = TRAINED[name]
+    make, words, shape = NETWORKS[name]
     torch.manual_seed(3)
     model = make().double()
+    if name == "paths":  # one without weights that need a gradient, behind inputs without
+        model.get_submodule("0.branch3").requires_grad_(False)
     network = firecaffe.adapt.split_layers(model, words, parts=4) if is_split else model
     try:
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
@@ -121,114 +145,26 @@ def train(name: str, is_split: bool) -> tuple[list[float], dict[str, Tensor], in
             dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", ["halos", "paths", "in_rows", "layers"])
 def test_any_number_of_ranks_ends_in_the_same_bits(ranks: Ranks, name: str) -> None:
     [(losses, state, whole)] = ranks.shared(1, train, name, True)
     held = {1: [whole]}
     for size in (2, 4):
-        found = ranks.shared(size, train, name, True)
-        assert all(own_losses == losses for own_losses, _, _ in found)
-        assert list(found[0][1]) == list(state)
-        assert not any(own_state for _, own_state, _ in found[1:])
-        assert digest(sorted(found[0][1].items())) == digest(sorted(state.items())), size
-        held[size] = [own for _, _, own in found]
-    [(expected_losses, expected, _)] = ranks.shared(1, train, name, False)
+        by_rank = ranks.shared(size, train, name, True)
+        assert all(of_rank == losses for of_rank, _, _ in by_rank)
+        assert list(by_rank[0][1]) == list(state)
+        assert not any(of_rank for _, of_rank, _ in by_rank[1:])
+        assert digest(sorted(by_rank[0][1].items())) == digest(sorted(state.items())), size
+        held[size] = [of_rank for _, _, of_rank in by_rank]
+    expected_losses, expected, _ = train(name, False)
     torch.testing.assert_close(losses, expected_losses, rtol=1e-10, atol=0)
     torch.testing.assert_close(state, dict(expected), rtol=1e-9, atol=1e-11)
     if name == "layers":
-        assert all(own < 1.2 * whole / size for size in (2, 4) for own in held[size])
+        assert all(of_rank < 1.2 * whole / size for size in (2, 4) for of_rank in held[size])
     if name == "paths":
         bias = 5
         assert sum(held[2]) - bias == sum(held[4]) - 3 * bias == whole
         assert max(held[4]) < max(held[2]) < whole
-
-
-def sent_by(model: nn.Module, words: Words, x: Tensor, parts: int = 4) -> list[int]:
-    """Bytes that this rank sends in forward and in backward."""
-    split = firecaffe.adapt.split_layers(model, words, parts=parts)
-    traffic = split.group.group.traffic
-    try:
-        split(x)
-        ends = [traffic.sent_bytes or 0]
-        y = split(x)
-        ends.append(traffic.sent_bytes or 0)
-        y.sum().backward()
-        ends.append(traffic.sent_bytes or 0)
-        return [ends[1] - ends[0], ends[2] - ends[1]]
-    finally:
-        del split
-        dist.destroy_process_group()
-
-
-def sent_halos() -> list[int]:
-    model = nn.Sequential(nn.Conv2d(3, 12, 1), nn.LocalResponseNorm(5))
-    return sent_by(model, {"0": "filters"}, torch.ones(2, 3, 5, 7))
-
-
-def test_bytes_of_halos_are_those_of_the_formula(ranks: Ranks) -> None:
-    """Two ranks stand at an end and send two channels, two others send four."""
-    found = ranks.shared(4, sent_halos)
-    channel = 4 * 2 * 5 * 7
-    gathered = 4 * gather_numbers(4, 2 * 12 * 5 * 7, 12)
-    assert found == [[channel * n + gathered, channel * n] for n in (2, 4, 4, 2)]
-    assert sum(each[1] for each in found) / 4 == 4 * halo_numbers(4, 2 * 12 * 5 * 7, 12, 4)
-
-
-def sent_paths() -> list[int]:
-    x = torch.ones(2, 8, 5, 7).requires_grad_()
-    return sent_by(nn.Sequential(Inception(8, WIDTHS, batch_norm=False)), {"0": "paths"}, x)
-
-
-def test_bytes_of_paths_are_those_of_the_formula(ranks: Ranks) -> None:
-    """Of 4, 6, 3 and 5 channels, all send as much as 6."""
-    found = ranks.shared(4, sent_paths)
-    sample = 2 * 5 * 7
-    assert found == [found[0]] * 4
-    assert sum(found[0]) == 4 * by_paths(4, 8 * sample, 6 * sample)
-    network = nn.Sequential(nn.Conv2d(3, 8, 1), Inception(8, WIDTHS, batch_norm=False))
-    [module] = paths_on(network, torch.ones(2, 3, 5, 7))
-    planned = module.volumes(2, 4)
-    assert (planned.name, planned.paths, planned.cheapest) == ("1", 4, "data")
-    assert planned.by_paths == by_paths(4, 8 * sample, 6 * sample)
-    assert (planned.inputs, planned.outputs) == (8 * 35, 18 * 35)
-    assert module.volumes(2, 5).by_paths is None
-    assert planned.by_data == 2 * 3 / 4 * sum(each.numel() for each in network[1].parameters())
-
-
-LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "padding": lambda: nn.Conv2d(3, 4, 3, padding=1),
-    "stride": lambda: nn.Conv2d(3, 4, 5, stride=2, padding=1),
-    "dilation": lambda: nn.Conv2d(3, 2, 3, padding=2, dilation=2),
-    "norm": lambda: nn.BatchNorm2d(3),
-}
-
-
-def sent_rows(name: str, wants_gradient: bool, height: int) -> list[int]:
-    x = torch.ones(2, 3, height, 5).requires_grad_(wants_gradient)
-    return sent_by(nn.Sequential(LAYERS[name]()), {"0": "rows"}, x)
-
-
-def test_bytes_of_rows_are_those_of_the_formula(ranks: Ranks) -> None:
-    """A row goes over a border each way. The input was whole and is to be, and so the output."""
-    found = ranks.shared(4, sent_rows, "padding", True, 8)
-    weights, row = 4 * 3 * 9 + 4, 2 * 3 * 5
-    output = gather_numbers(4, 2 * 4 * 8 * 5, 8)
-    whole = gather_numbers(4, 2 * 3 * 8 * 5, 8) + output
-    assert sum(map(sum, found)) / 4 == 4 * (by_rows(4, weights, 2 * row) + whole)
-    assert found[0][0] == 4 * (row + output)
-
-
-@pytest.mark.parametrize("name", ["stride", "dilation", "norm"])
-@pytest.mark.parametrize("wants_gradient", [True, False])
-def test_what_is_planned_of_rows_is_what_they_send(
-    ranks: Ranks, name: str, wants_gradient: bool
-) -> None:
-    found = ranks.shared(4, sent_rows, name, wants_gradient, 11)
-    [planned] = layers_on(nn.Sequential(LAYERS[name]()), torch.ones(2, 3, 11, 5))
-    assert planned.images is not None
-    sizes = dataclasses.replace(planned.sizes, input_has_gradient=wants_gradient)
-    assert sum(map(sum, found)) / 4 == pytest.approx(4 * (planned.images.numbers(sizes, 2, 4) or 0))
-    assert planned.images.numbers(sizes, 2, 12) is None
 
 
 def load(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -244,77 +180,163 @@ def load(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def test_tensors_that_some_ranks_have_are_saved_and_loaded(ranks: Ranks) -> None:
     state = nn.Sequential(Fire(6, 3, 5)).state_dict()
-    found, of_second = ranks.shared(2, load, state)
-    assert list(found) == list(state)
-    assert all(torch.equal(found[name], state[name]) for name in state)
+    loaded, of_second = ranks.shared(2, load, state)
+    assert list(loaded) == list(state)
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
     assert not of_second
 
 
-def in_rows() -> nn.Module:
-    """Halos of pools in ceil mode, a pool that makes too few rows, and a dense layer in parts."""
-    return nn.Sequential(
-        *(nn.Conv2d(3, 4, 11, 4), nn.ReLU(), LocalResponseNorm(3, 0.5), nn.Dropout(0.2)),
-        *(nn.MaxPool2d(3, 2, ceil_mode=True), nn.Conv2d(4, 6, 5, padding=2, groups=2)),
-        *(nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 8, 1), nn.Conv2d(8, 4, 3, padding=1)),
-        *(nn.MaxPool2d(3, 3), nn.Flatten(), nn.Linear(4 * 2 * 2, 8), nn.ReLU()),
+def layers_of(*layers: nn.Module) -> Callable[[], nn.Module]:
+    """A function that makes a network of them: a split takes its layers out of the network."""
+    return lambda: copy.deepcopy(nn.Sequential(*layers))
+
+
+PAIR = layers_of(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))
+INCEPTION = layers_of(Inception(8, WIDTHS, batch_norm=False))
+PADDED = layers_of(nn.Conv2d(3, 4, 3, padding=1))
+BY_HAND: list[Case] = [
+    (PAIR, {"0": "neurons", "2": "inputs"}, (12, 16)),
+    (PAIR, {"*": "neurons"}, (12, 16)),
+    (layers_of(nn.Conv2d(3, 12, 1), nn.LocalResponseNorm(5)), {"0": "filters"}, (2, 3, 5, 7)),
+    (INCEPTION, {"0": "paths"}, (2, 8, 5, 7)),
+    (PADDED, {"0": "rows"}, (2, 3, 8, 5)),
+]
+
+# 37, 10, 11 and 6 are not divided by 4 ranks.
+ALONE: list[tuple[str, nn.Module, tuple[int, ...]]] = [
+    ("neurons", nn.Linear(37, 10), (3, 37)),
+    ("inputs", nn.Linear(37, 10), (3, 37)),
+    ("filters", nn.Conv2d(5, 6, 3), (3, 5, 7, 7)),
+    ("channels", nn.Conv2d(5, 6, 3), (3, 5, 7, 7)),
+    ("filters", nn.Conv2d(12, 6, 3, groups=6), (3, 12, 7, 7)),
+    ("channels", nn.Conv2d(12, 6, 3, groups=6), (3, 12, 7, 7)),
+    ("filters", nn.BatchNorm2d(6), (3, 6, 7, 7)),
+    ("neurons", nn.BatchNorm1d(6), (3, 6)),
+    ("rows", nn.Conv2d(3, 4, 5, stride=2, padding=1), (2, 3, 11, 5)),
+    ("rows", nn.Conv2d(3, 2, 3, padding=2, dilation=2), (2, 3, 11, 5)),
+    ("rows", nn.BatchNorm2d(3), (2, 3, 11, 5)),
+]
+"""A word, the layer that it splits, and the shape of its inputs."""
+
+IN_FOUR: list[Case] = [
+    *BY_HAND,
+    *((layers_of(layer), {"0": word}, shape) for word, layer, shape in ALONE),
+]
+
+Bytes = list[tuple[int, int]]
+"""Of forward and of backward: as a network's first layers, and as later ones."""
+
+
+def sent_by(cases: list[Case], parts: int) -> list[Bytes]:
+    """What this rank sends in each case."""
+    sent = []
+    dist.init_process_group("gloo")
+    try:
+        for make, words, shape in cases:
+            torch.manual_seed(0)  # ranks draw alike, whatever these have drawn before
+            split = firecaffe.adapt.split_layers(make(), words, parts=parts)
+            split(torch.ones(shape))
+            ends = [split.group.group.traffic.sent_bytes or 0]
+            for has_gradient in (False, True):
+                y = split(torch.ones(shape).requires_grad_(has_gradient))
+                ends.append(split.group.group.traffic.sent_bytes or 0)
+                y.sum().backward()
+                ends.append(split.group.group.traffic.sent_bytes or 0)
+            first, back, later, later_back = (after - before for before, after in pairwise(ends))
+            sent.append([(first, back), (later, later_back)])
+            del split
+        return sent
+    finally:
+        dist.destroy_process_group()
+
+
+def sent_in_four() -> list[Bytes]:
+    return sent_by(IN_FOUR, 4)
+
+
+@pytest.fixture(scope="module")
+def in_four(ranks: Ranks) -> list[list[Bytes]]:
+    return ranks.shared(4, sent_in_four)
+
+
+def test_bytes_are_those_of_the_formulas(in_four: list[list[Bytes]]) -> None:
+    """docs/explanation/splitting.md: a sum is 2 (K - 1) / K of the tensor, one's parts of a sum, or
+    a gathering, (K - 1) / K.
+    """
+    pairs, alike, of_halos, of_paths, of_rows = zip(
+        *(of_rank[: len(BY_HAND)] for of_rank in in_four), strict=True
     )
+    batch, share = 12, 3 / 4 * 4
+    assert [later for _, later in pairs] == [(2 * share * batch * 8, 2 * share * batch * 16)] * 4
+    expected = share * batch * (32 + 8), share * batch * (32 + 2 * 16)
+    assert [later for _, later in alike] == [expected] * 4
+    # Two ranks stand at an end and send two channels, two others send four.
+    channel, image = 4 * 2 * 5 * 7, 2 * 12 * 5 * 7
+    gathered = 4 * gather_numbers(4, image, 12)
+    ends = [(channel * n + gathered, channel * n) for n in (2, 4, 4, 2)]
+    assert [first for first, _ in of_halos] == ends
+    assert sum(back for (_, back), _ in of_halos) / 4 == 4 * halo_numbers(4, image, 12, 4)
+    # Of 4, 6, 3 and 5 channels, all send as much as 6.
+    sample = 2 * 5 * 7
+    assert of_paths == (of_paths[0],) * 4
+    assert sum(of_paths[0][1]) == 4 * by_paths(4, 8 * sample, 6 * sample)
+    # A row goes over a border each way. The input was whole and is to be, and so the output.
+    weights, row = 4 * 3 * 9 + 4, 2 * 3 * 5
+    output = gather_numbers(4, 2 * 4 * 8 * 5, 8)
+    whole = gather_numbers(4, 2 * 3 * 8 * 5, 8) + output
+    mean = sum(sum(later) for _, later in of_rows) / 4
+    assert mean == 4 * (by_rows(4, weights, 2 * row) + whole)
+    assert of_rows[0][1][0] == 4 * (row + output)
 
 
-def in_paths() -> nn.Module:
-    """Between filters and neurons; one takes what another has made."""
-    return nn.Sequential(
-        *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(Inception(8, WIDTHS, batch_norm=True), nn.MaxPool2d(2)),
-        *(Inception(18, WIDTHS, batch_norm=False), nn.Flatten(), nn.Linear(18 * 9, 8)),
-    )
+def test_bytes_of_a_layer_are_those_of_the_profile(in_four: list[list[Bytes]]) -> None:
+    """The mean over ranks, for in a sum those with more of the vector send less."""
+    for number, (word, layer, shape) in enumerate(ALONE, len(BY_HAND)):
+        for is_later in (False, True):
+            inputs = torch.ones(shape).requires_grad_(is_later)
+            [planned] = layers_on(nn.Sequential(layer), inputs)
+            numbers = planned.words[word](planned.sizes, 4) * shape[0] if word != "rows" else 0
+            if word == "rows" and planned.images:
+                numbers = planned.images.numbers(planned.sizes, shape[0], 4) or 0
+                assert planned.images.numbers(planned.sizes, shape[0], 12) is None
+            mean = sum(sum(of_rank[number][is_later]) for of_rank in in_four) / 4
+            assert mean == pytest.approx(4 * numbers), (word, layer, is_later)
 
 
-def in_two() -> nn.Module:
-    """The paths take what is common, and rows what paths have made."""
-    return nn.Sequential(Fire(3, 4, 6), nn.ReLU(), nn.Conv2d(12, 4, 3, padding=1), nn.ReLU())
+def test_paths_as_they_are_planned() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 1), Inception(8, WIDTHS, batch_norm=False))
+    [module] = paths_on(network, torch.ones(2, 3, 5, 7))
+    planned, sample = module.volumes(2, 4), 2 * 5 * 7
+    assert (planned.name, planned.paths, planned.cheapest) == ("1", 4, "data")
+    assert planned.by_paths == by_paths(4, 8 * sample, 6 * sample)
+    assert (planned.inputs, planned.outputs) == (8 * 35, 18 * 35)
+    assert module.volumes(2, 5).by_paths is None
+    assert planned.by_data == 2 * 3 / 4 * sum(each.numel() for each in network[1].parameters())
 
 
-PLANNED: dict[str, tuple[Callable[[], nn.Module], Words, tuple[int, int, int]]] = {
-    "in_rows": (
-        in_rows,
-        {"0": "rows", "5": "rows", "6": "rows", "9": "rows", "12": "inputs"},
-        (3, 71, 55),
-    ),
-    "in_paths": (
-        in_paths,
-        {"0": "filters", "3": "paths", "5": "paths", "7": "neurons"},
-        (3, 12, 12),
-    ),
-    "in_two": (in_two, {"0": "paths", "2": "rows"}, (3, 7, 5)),
-}
-"""Networks, each with what it is split by, and its images."""
+PLANNED = {2: ("in_rows", "in_paths", "in_two"), 4: ("in_rows", "in_paths")}
+"""By the number of parts: the first of `in_two` has two paths."""
 
 
-def sent(name: str, parts: int) -> list[int]:
-    make, words, shape = PLANNED[name]
-    torch.manual_seed(0)  # ranks draw alike, whatever these have drawn before
-    return sent_by(make(), words, torch.ones(2, *shape), parts)
+def sent_by_networks(parts: int) -> list[Bytes]:
+    cases = [NETWORKS[name] for name in PLANNED[parts]]
+    return sent_by([(make, words, (2, *shape)) for make, words, shape in cases], parts)
 
 
-@pytest.mark.parametrize(
-    ("name", "workers", "parts"),
-    [
-        *(("in_rows", 2, 2), ("in_rows", 2, 4), ("in_rows", 4, 4)),
-        *(("in_paths", 2, 2), ("in_paths", 2, 4), ("in_paths", 4, 4), ("in_two", 2, 2)),
-    ],
-)
-def test_what_is_planned_of_a_network_is_sent(
-    ranks: Ranks, name: str, workers: int, parts: int
-) -> None:
-    found = ranks.shared(workers, sent, name, parts)
-    _, words, shape = PLANNED[name]
-    config = ModelConfig(f"{__name__}:{name}")
-    work = workload_of_model(config, shape, 2, 2)
-    layout = OwnLayout(ParallelConfig(1, workers, words, parts), words)
-    cluster = load_cluster("ethernet-10g")
-    (plan,) = own_cost(config, work, layout).plans(cluster, workers, "tree")
-    assert plan.step.activations_bytes == pytest.approx(sum(map(sum, found)) / workers)
-    assert plan.step.gradients_bytes == 0
+@pytest.mark.parametrize(("workers", "parts"), [(2, 2), (2, 4), (4, 4)])
+def test_what_is_planned_of_a_network_is_sent(ranks: Ranks, workers: int, parts: int) -> None:
+    by_rank = ranks.shared(workers, sent_by_networks, parts)
+    for number, name in enumerate(PLANNED[parts]):
+        _, words, shape = NETWORKS[name]
+        config = ModelConfig(f"{__name__}:{name}")
+        work = workload_of_model(config, shape, 2, 2)
+        layout = OwnLayout(ParallelConfig(1, workers, words, parts), words)
+        (plan,) = own_cost(config, work, layout).plans(
+            load_cluster("ethernet-10g"), workers, "tree"
+        )
+        mean = sum(sum(of_rank[number][0]) for of_rank in by_rank) / workers
+        assert plan.step.activations_bytes == pytest.approx(mean), name
+        assert plan.step.gradients_bytes == 0
 
 
 LENET = Recipe(
@@ -332,10 +354,12 @@ def test_what_one_weird_trick_sends(ranks: Ranks, tmp_path: Path) -> None:
     """
     recipe = changed(LENET, run={"folder": str(tmp_path / "run"), "tensorboard": False})
     sent = ranks.shared(4, firecaffe.train, recipe)[0].sent_bytes_per_step_by_rank
-    found = json.loads((tmp_path / "run" / "forecast.json").read_text())
+    forecast = json.loads((tmp_path / "run" / "forecast.json").read_text())
     mean = sum(each or 0 for each in sent) / len(sent)
-    assert found["gradients_bytes"] + found["activations_bytes"] == pytest.approx(mean, rel=0.02)
+    assert forecast["gradients_bytes"] + forecast["activations_bytes"] == pytest.approx(
+        mean, rel=0.02
+    )
     head = 3 / 2 * 4 * (405_000 + 510) / 2  # of each worker; a bias by inputs is whole
-    assert found["gradients_bytes"] == pytest.approx(
+    assert forecast["gradients_bytes"] == pytest.approx(
         head + 2 * 3 / 4 * 4 * (431_080 - 405_510), rel=0.01
     )
