@@ -16,7 +16,6 @@ cluster/test_membership.py
 cli/test_plan.py
 cli/test_examples.py
 ranks/test_matrix.py
-ranks/test_beside_split.py
 ranks/test_local_rows.py
 ranks/test_unusual.py
 ranks/test_local.py

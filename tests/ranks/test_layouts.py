@@ -1,6 +1,10 @@
-"""One model over rows and columns of ranks: any layout comes to the bits of one worker."""
+"""One model over rows and columns of ranks: any layout comes to the bits of one worker.
+
+Layouts, codecs and norms of fully connected layers are in the matrix (`test_matrix.py`).
+"""
 
 import dataclasses
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,8 +29,10 @@ from firecaffe.data import TensorDataset
 from firecaffe.models.googlenet import Inception
 from firecaffe.models.weights import load_weights
 from firecaffe.runs.rank_times import explain
+from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.first_weights import find_weights
-from tests.kit.worlds import Trained, Training, changed, end
+from firecaffe.training.state import stored_piece
+from tests.kit.worlds import Trained, Training, changed, checkpoint_of, end
 from tests.ranks.networks import small_data
 from tests.world import Ranks
 
@@ -40,18 +46,17 @@ HEAD = {"classifier.*": "neurons", "classifier.3": "inputs"}
 ALL = {"features.?": "filters", "features.4": "channels", **HEAD}
 PATHS = {"features.6": "paths", **HEAD}
 ROWS = {"features.[01]": "rows", "features.4": "filters", **HEAD}
+RATES = {"base_lr": 0.1, "lr_mult": {"*.bias": 2.0, "features.6.branch4.*": 0.5}}
+NORMS: dict[str, Any] = {"type": "lamb", "clip_gradients": 0.5, **RATES}
 
 LAYOUTS = {
-    "data 2": ParallelConfig(split=HEAD, parts=4),
     "model 2": ParallelConfig(1, 2, HEAD, 4),
     "model 4": ParallelConfig(1, 4, HEAD, 4),
     "2 x 2": ParallelConfig(2, 2, HEAD, 4),
-    "trick 1": ParallelConfig(1, 1, HEAD, 4, "one_weird_trick"),
     "trick 2": ParallelConfig(1, 2, HEAD, 4, "one_weird_trick"),
     "trick 2 x 2": ParallelConfig(2, 2, HEAD, 4, "one_weird_trick"),
 }
-WORKERS = {"data 2": 2, "model 2": 2, "trick 1": 1, "trick 2": 2}
-"""Of the layouts that are not for 4."""
+ALONE = ParallelConfig(split=HEAD, parts=4)
 
 
 class Net(nn.Module):
@@ -77,54 +82,86 @@ class Net(nn.Module):
 NET = Training(Net, 68)
 
 
-def recipe_of(parallel: ParallelConfig) -> Recipe:
-    exchange = ExchangeConfig(shared_memory=parallel.data != 2)  # 2 x 2: as if between hosts
-    return changed(RECIPE, parallel=parallel, exchange=exchange)
-
-
-ALONE = recipe_of(ParallelConfig(split=HEAD, parts=4))
-
-
-@pytest.mark.parametrize("name", ["data 2", "trick 2 x 2"])
-def test_any_layout(trained: Trained, name: str) -> None:
-    """Others of whole layers in parts are in the matrix (`test_matrix.py`)."""
-    found = trained(WORKERS.get(name, 4), recipe_of(LAYOUTS[name]), NET)
-    assert end(found) == end(trained(1, ALONE, NET))
-    for rank in explain(found.folder).ranks:
-        assert (rank.waits_s["activations"] > 0) == (LAYOUTS[name].model > 1)
+def test_a_split_run_is_read_as_any_other(trained: Trained) -> None:
+    """Its checkpoint has whole tensors by the network's own names."""
+    result = trained(4, changed(RECIPE, parallel=LAYOUTS["trick 2 x 2"]), NET)
+    assert end(result) == end(trained(1, changed(RECIPE, parallel=ALONE), NET))
+    assert all(rank.waits_s["activations"] > 0 for rank in explain(result.folder).ranks)
+    network, fresh = firecaffe.load(result.folder, Net), Net()
+    averages = load_file(result.folder / "checkpoints/step-00000004/ema.safetensors")
+    assert averages.keys() == dict(fresh.named_parameters()).keys()
+    assert all(network.get_parameter(name).equal(each) for name, each in averages.items())
+    taken = load_weights(fresh, find_weights(str(result.folder))[0])
+    assert (taken.taken, taken.missing, taken.unexpected) == (len(fresh.state_dict()), [], [])
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
-    [
-        pytest.param(ALL, "model 4", id="layers"),
-        pytest.param(PATHS, "model 4", id="paths"),
-        pytest.param(ROWS, "2 x 2", id="rows"),
-        pytest.param(ALL, "2 x 2", id="layers-2 x 2", marks=pytest.mark.slow),
-        pytest.param(PATHS, "2 x 2", id="paths-2 x 2", marks=pytest.mark.slow),
-        pytest.param(ROWS, "model 4", id="rows-model 4", marks=pytest.mark.slow),
-    ],
+    ("split", "name"),
+    [(ALL, "model 4"), (PATHS, "2 x 2"), (ROWS, "2 x 2")],
+    ids=["layers", "paths", "rows"],
 )
-def test_convolutions_and_paths_in_parts(
-    trained: Trained, name: str, words: dict[str, str]
+def test_norms_over_parts_and_statistics_estimated_again(
+    trained: Trained, split: dict[str, str], name: str
 ) -> None:
-    parallel = dataclasses.replace(LAYOUTS[name], split=words)
-    alone = trained(1, recipe_of(parallel.over(1, 1)), NET)
-    assert end(trained(4, recipe_of(parallel), NET)) == end(alone)
+    recipe = changed(RECIPE, solver=NORMS, train={"batch_norm_samples": 54, "steps": 3})
+    layout = dataclasses.replace(LAYOUTS[name], split=split)
+    # 2 x 2: as if between hosts
+    memory = ExchangeConfig(shared_memory=layout.data != 2)
+    result = trained(4, changed(recipe, parallel=layout, exchange=memory), NET)
+    alone = trained(1, changed(recipe, parallel=layout.over(1, 1), exchange=memory), NET)
+    assert end(result) == end(alone)
+    estimated = stored_piece(load_newest(result.folder)[0], "batch_norm")
+    floats = {name for name, each in Net().named_buffers() if each.is_floating_point()}
+    assert estimated.keys() == floats
+    expected, state = (firecaffe.load(each.folder, Net).state_dict() for each in (alone, result))
+    assert all(each.equal(state[name]) for name, each in expected.items())
 
 
-def test_a_split_run_is_read_as_any_other(trained: Trained) -> None:
-    """Its checkpoint has whole tensors by the network's own names."""
-    folder = trained(4, recipe_of(LAYOUTS["trick 2 x 2"]), NET).folder
-    network = firecaffe.load(folder, Net)
-    assert sum(each.numel() for each in network.parameters()) == sum(
-        each.numel() for each in Net().parameters()
+def loud(logits: Tensor, labels: Tensor) -> Tensor:
+    return 20 * F.cross_entropy(logits, labels)
+
+
+def test_a_loss_scale_of_float16(trained: Trained) -> None:
+    """Gradients of one part overflow before those of the others."""
+    recipe = changed(
+        RECIPE,
+        train={"autocast": "float16", "steps": 6},
+        model={"freeze": ["features.*", "classifier.[03].*"]},
+        solver={"clip_gradients": 0.3},
     )
-    averages = load_file(folder / "checkpoints/step-00000004/ema.safetensors")
-    for name, each in network.named_parameters():
-        assert each.equal(averages[name]), name
-    taken = load_weights(Net(), find_weights(str(folder))[0])
-    assert (taken.taken, taken.missing, taken.unexpected) == (len(Net().state_dict()), [], [])
+    training = Training(Net, 68, 0, loud)
+    alone = trained(1, changed(recipe, parallel=ALONE), training)
+    meta = json.loads((checkpoint_of(alone, 6) / "meta.json").read_text())
+    assert meta["scaler"]["scale"] < 65_536 / 8
+    assert end(trained(4, changed(recipe, parallel=LAYOUTS["trick 2 x 2"]), training)) == end(alone)
+
+
+class Wide(Net):
+    """With fully connected layers whose parts power_sgd makes smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Sequential(
+            *(nn.Linear(63, 240), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+            *(nn.Linear(240, 90), nn.ReLU(inplace=True), nn.Linear(90, 4)),
+        )
+
+
+@pytest.mark.parametrize("codec", ["int8", "power_sgd"])
+def test_encoded_gradients(trained: Trained, codec: str) -> None:
+    """By rows, and of all together; from the first step, and from a checkpoint that the layout
+    before has made.
+    """
+    recipe = changed(
+        RECIPE,
+        exchange={"compressor": codec, "compressor_level": 1},
+        checkpoint=CheckpointConfig(2, keep_last=0),
+    )
+    training = Training(Wide, 68)
+    alone = trained(1, changed(recipe, parallel=ALONE), training)
+    trick = trained(2, changed(recipe, parallel=LAYOUTS["trick 2"]), training)
+    rows = changed(recipe, parallel=LAYOUTS["2 x 2"])
+    assert end(trick) == end(trained(4, rows, training, checkpoint_of(trick, 2))) == end(alone)
 
 
 class Frozen(Net):
@@ -165,10 +202,8 @@ def test_tokens_in_bfloat16_and_parts_that_are_frozen(
     words = ParallelConfig(1, 1, {"classifier.*": "neurons"}, 4)
     if make is Twice:
         words = dataclasses.replace(words, split={"aside": "neurons", **words.split})
-    recipe, training = (
-        changed(RECIPE, train={"autocast": "bfloat16"}),
-        Training(make, 68, 0, loss_of),
-    )
+    recipe = changed(RECIPE, train={"autocast": "bfloat16", "steps": 3})
+    training = Training(make, 68, 0, loss_of)
     alone = trained(1, changed(recipe, parallel=words), training)
     for scheme in ("none", "one_weird_trick"):
         layout = dataclasses.replace(words.over(1, 2), scheme=scheme)
@@ -181,8 +216,7 @@ def test_a_number_that_is_not_finite_in_one_part_ends_all_ranks(
     """All tell what one worker does, by the whole network's names."""
     model = ModelConfig(freeze=["features.*"])
     recipe = changed(RECIPE, solver={"base_lr": 1e30}, model=model)
-    alone = changed(recipe, parallel=LAYOUTS["trick 1"])
-    [expected] = ranks.shared(1, NET.error, alone, tmp_path / "alone")
+    [expected] = ranks.shared(1, NET.error, changed(recipe, parallel=ALONE), tmp_path / "alone")
     assert "is not finite is that of classifier.0.weight;" in expected
     for name in ("model 4", "trick 2 x 2"):
         parts = changed(recipe, parallel=LAYOUTS[name])
@@ -211,12 +245,12 @@ def evaluated(parallel: ParallelConfig, folder: Path) -> tuple[list[int], float]
 
 def test_by_the_trick_ranks_evaluate_samples_of_their_own(ranks: Ranks, tmp_path: Path) -> None:
     """Five batches, of which the last one has two samples."""
-    found = ranks.shared(4, evaluated, LAYOUTS["trick 2 x 2"], tmp_path / "trick")
-    assert sorted(each for asked, _ in found for each in asked) == list(range(30))
-    assert [len(asked) for asked, _ in found] == [7 + 2, 7, 7, 7]
+    by_trick = ranks.shared(4, evaluated, LAYOUTS["trick 2 x 2"], tmp_path / "trick")
+    assert sorted(each for asked, _ in by_trick for each in asked) == list(range(30))
+    assert [len(asked) for asked, _ in by_trick] == [7 + 2, 7, 7, 7]
     same = ranks.shared(4, evaluated, LAYOUTS["2 x 2"], tmp_path / "rows")
     assert [len(asked) for asked, _ in same] == [7 + 7 + 2, 7 + 7 + 2, 7 + 7, 7 + 7]
-    assert {loss for _, loss in (*found, *same)} == {found[0][1]}
+    assert {loss for _, loss in (*by_trick, *same)} == {by_trick[0][1]}
 
 
 @cache
