@@ -1,11 +1,13 @@
-"""A recipe's network in stages: any layout comes to the bits of one worker without stages.
+"""A recipe's network in stages, or in parts and stages: any layout comes to the bits of one worker.
 
 Two stages and other words beside them are in the matrix (`test_matrix.py`).
 """
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,8 @@ from firecaffe import (
     ModelConfig,
     ParallelConfig,
     Recipe,
+    Result,
+    ShareConfig,
     SolverConfig,
     TrainConfig,
 )
@@ -48,15 +52,10 @@ RECIPE = Recipe(
 )
 
 LAYOUTS = {
-    "2 stages": ParallelConfig(stages=["middle"]),
     "2 x 2": ParallelConfig(2, stages=["middle.3"], pipeline="gpipe"),
     "4 stages": ParallelConfig(stages=["middle", "middle.3", "middle.6"]),
-    "data 2": ParallelConfig(),
 }
 """Of 4 stages the third one has no weights."""
-
-WORKERS = {"2 stages": 2, "data 2": 2}
-"""Of the layouts that are not for 4."""
 
 
 class Net(nn.Module):
@@ -96,61 +95,43 @@ class Cast(nn.Module):
         return x.to(self.dtype)
 
 
-class Mixed(Net):
-    """With weights of two types, in turns."""
+class Noise(nn.Module):
+    """Noise in evaluation, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 0.3 * torch.rand_like(x))
+
+
+class Odd(Net):
+    """Weights of two types in turns; noise, and batch normalization behind the dropouts of two
+    stages.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        layers = list(self.middle.double())
-        for each in layers[4:]:
-            each.float()
-        layers[4:4] = [Cast(torch.float32)]
-        self.middle = nn.Sequential(Cast(torch.float64), *layers, Cast(torch.float64))
+        conv, *others = self.middle
+        first = [Cast(torch.float64), conv.double(), Cast(torch.float32), *others, Noise()]
+        last = [nn.Dropout(0.5), nn.BatchNorm1d(12), Noise(), Cast(torch.float64)]
+        self.middle = nn.Sequential(*first, *last)
         self.last.double()
-
-
-class Late(Net):
-    """With batch normalization behind the dropouts of two stages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.middle.extend([nn.Dropout(0.5), nn.BatchNorm1d(12)])
 
 
 NET = Training(Net, 70, 20)
 
 
-@pytest.mark.parametrize("name", ["2 x 2", "4 stages"])
-def test_any_layout(trained: Trained, name: str) -> None:
-    found = trained(WORKERS.get(name, 4), changed(RECIPE, parallel=LAYOUTS[name]), NET)
-    alone = trained(1, RECIPE, NET)
-    assert end(found) == end(alone)
-    assert [row["loss"] for row in found.history] == [row["loss"] for row in alone.history]
-
-
-def test_an_update_in_shards_of_stages(trained: Trained) -> None:
-    """Owners within a column agree on norms over all; one of the stages has no weights."""
-    shards = changed(
-        RECIPE, exchange=ExchangeConfig(update_at="shards"), parallel=LAYOUTS["4 stages"]
-    )
-    found = trained(4, shards, NET)
-    on = trained(2, changed(RECIPE, parallel=LAYOUTS["data 2"]), NET, checkpoint_of(found, 2))
-    assert end(on) == end(found) == end(trained(1, RECIPE, NET))
-
-
 def test_a_run_in_stages_is_read_as_any_other(trained: Trained) -> None:
     """Its checkpoint has all tensors by their names, those too that no stage calls."""
-    folder = trained(4, changed(RECIPE, parallel=LAYOUTS["4 stages"]), NET).folder
+    result = trained(4, changed(RECIPE, parallel=LAYOUTS["4 stages"]), NET)
+    alone, folder = trained(1, RECIPE, NET), result.folder
+    assert end(result) == end(alone)
+    assert [row["loss"] for row in result.history] == [row["loss"] for row in alone.history]
     network = firecaffe.load(folder, Net)
     averages = load_file(folder / "checkpoints/step-00000004/ema.safetensors")
     trained_ones = {name for name, each in network.named_parameters() if name in averages}
     assert len(trained_ones) == len(averages) == 16
     for name in trained_ones:
         assert network.get_parameter(name).equal(averages[name]), name
-    expected = firecaffe.load(trained(1, RECIPE, NET).folder, Net).state_dict()
-    found = network.state_dict()
-    assert found.keys() == expected.keys()
-    assert all(map(torch.equal, found.values(), expected.values()))
+    assert_same_state(Net, result, alone)
     record = json.loads((folder / "result.json").read_text())
     assert record["parallel"] == {
         "data": 1,
@@ -164,20 +145,32 @@ def test_a_run_in_stages_is_read_as_any_other(trained: Trained) -> None:
     assert record["frozen_parameters"] == 3
 
 
-def test_the_norm_of_gradients_of_several_types(trained: Trained) -> None:
-    recipe, mixed = changed(RECIPE, train={"steps": 3}), Training(Mixed, 70, 20)
-    alone = trained(1, recipe, mixed)
-    assert end(trained(2, changed(recipe, parallel=LAYOUTS["2 stages"]), mixed)) == end(alone)
+def assert_same_state(network: Callable[[], nn.Module], result: Result, alone: Result) -> None:
+    state, expected = (
+        firecaffe.load(each.folder, network).state_dict() for each in (result, alone)
+    )
+    assert state.keys() == expected.keys()
+    assert all(map(torch.equal, state.values(), expected.values()))
 
 
-def test_statistics_estimated_again(trained: Trained) -> None:
+def test_an_update_in_shards_of_stages(trained: Trained) -> None:
+    """Owners within a column agree on norms over all; one of the stages has no weights."""
+    shards = changed(
+        RECIPE, exchange=ExchangeConfig(update_at="shards"), parallel=LAYOUTS["4 stages"]
+    )
+    result = trained(4, shards, NET)
+    on = trained(2, RECIPE, NET, checkpoint_of(result, 2))
+    assert end(on) == end(result) == end(trained(1, RECIPE, NET))
+
+
+def test_norms_of_several_types_draws_and_statistics_estimated_again(trained: Trained) -> None:
     recipe = changed(RECIPE, train={"batch_norm_samples": 54, "steps": 3})
-    late = Training(Late, 70, 20)
-    alone = trained(1, recipe, late)
-    found = trained(4, changed(recipe, parallel=LAYOUTS["4 stages"]), late)
-    assert end(found) == end(alone)
-    expected, state = (firecaffe.load(each.folder, Late).state_dict() for each in (alone, found))
-    assert all(each.equal(state[name]) for name, each in expected.items())
+    training = Training(Odd, 70, 20)
+    alone = trained(1, recipe, training)
+    layout = ParallelConfig(stages=["middle.1", "middle.7", "middle.10"])
+    result = trained(4, changed(recipe, parallel=layout), training)
+    assert end(result) == end(alone)
+    assert_same_state(Odd, result, alone)
 
 
 def loud(outputs: Tensor | HeadedLogits, labels: Tensor) -> Tensor:
@@ -190,6 +183,8 @@ OVERFLOWS = changed(
     RECIPE,
     train={"autocast": "float16", "steps": 6, "eval_every": 0},
     model={"freeze": ["norm.*", "middle.*", "head.*"]},
+    exchange={"compressor": "one_bit"},
+    checkpoint=CheckpointConfig(1, keep_last=0),
 )
 
 
@@ -197,31 +192,22 @@ def scale_at(checkpoint: Path) -> float:
     return float(json.loads((checkpoint / "meta.json").read_text())["scaler"]["scale"])
 
 
-def test_a_loss_scale_of_float16(trained: Trained) -> None:
-    """Gradients of the last stage overflow, the first one's do not; the third has no weights."""
-    alone = trained(1, OVERFLOWS, LOUD)
-    assert scale_at(checkpoint_of(alone, 6)) < 65_536 / 4
-    for name, workers in (("2 stages", 2), ("4 stages", 4)):
-        assert end(trained(workers, changed(OVERFLOWS, parallel=LAYOUTS[name]), LOUD)) == end(alone)
-
-
 def test_a_step_that_overflows_leaves_no_trace_in_a_codec(trained: Trained) -> None:
-    """What one_bit kept back before it is kept back again, and in the gradient's own units."""
-    recipe = changed(
-        OVERFLOWS,
-        exchange={"compressor": "one_bit"},
-        checkpoint=CheckpointConfig(1, keep_last=0),
-    )
-    alone = trained(1, recipe, LOUD)
+    """Gradients of the last stage overflow, the first one's do not; the third has no weights.
+    What one_bit kept back before it is kept back again, and in the gradient's own units.
+    """
+    alone = trained(1, OVERFLOWS, LOUD)
     saved = [checkpoint_of(alone, step) for step in range(1, 7)]
     kept = [load_file(each / "compressor.safetensors") for each in saved]
-    skipped = [now < before for before, now in pairwise([65_536, *map(scale_at, saved)])]
+    scales = list(map(scale_at, saved))
+    assert scales[-1] < 65_536 / 4
+    skipped = [now < before for before, now in pairwise([65_536, *scales])]
     assert skipped[0]
     assert not all(skipped)
     for is_skipped, before, now in zip(skipped, [{}, *kept], kept, strict=False):
         is_same = all(each.equal(before.get(name, 0 * each)) for name, each in now.items())
         assert is_same == is_skipped
-    assert end(trained(2, changed(recipe, parallel=LAYOUTS["2 stages"]), LOUD)) == end(alone)
+    assert end(trained(4, changed(OVERFLOWS, parallel=LAYOUTS["4 stages"]), LOUD)) == end(alone)
 
 
 class NoWeights(nn.Sequential):
@@ -237,17 +223,51 @@ def test_a_stage_without_weights_has_an_exchange_to_choose(trained: Trained) -> 
         train=TrainConfig(48, 4, steps=3, device="cpu"),
         exchange=ExchangeConfig(algorithm="auto", shared_memory=False),
     )
-    staged, training = (
-        changed(recipe, parallel=ParallelConfig(2, stages=["2"])),
-        Training(NoWeights),
-    )
-    assert end(trained(4, staged, training)) == end(trained(1, recipe, training))
+    training, layout = Training(NoWeights), ParallelConfig(2, stages=["2"])
+    result = trained(4, changed(recipe, parallel=layout), training)
+    assert end(result) == end(trained(1, recipe, training))
 
 
 def test_a_number_that_is_not_finite_is_told_by_all_as_by_one(ranks: Ranks, tmp_path: Path) -> None:
     recipe = changed(RECIPE, solver={"base_lr": 1e30, "clip_gradients": 0.0})
     [expected] = ranks.shared(1, NET.error, recipe, tmp_path / "alone")
     assert "first gradient in network order" in expected
-    for name in ("2 stages", "2 x 2"):
-        workers, staged = WORKERS.get(name, 4), changed(recipe, parallel=LAYOUTS[name])
-        assert ranks.shared(workers, NET.error, staged, tmp_path / name) == [expected] * workers
+    staged = changed(recipe, parallel=LAYOUTS["2 x 2"])
+    assert ranks.shared(4, NET.error, staged, tmp_path / "run") == [expected] * 4
+
+
+def net() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 5, 3, padding=1), nn.AvgPool2d(3, 1, 1, count_include_pad=False)),
+        *(nn.Flatten(), nn.Linear(180, 21), nn.GELU(), nn.Linear(21, 4)),
+    )
+
+
+FIXED: dict[str, Any] = {
+    "share": ShareConfig({"3": 2}, train=False),
+    "exchange": ExchangeConfig(update_at="shards", bucket_bytes=1500),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "sections"),
+    [
+        # A pool at an image's edge has fewer numbers in its mean: in parts, another rounding.
+        pytest.param(
+            ParallelConfig(0, 2, {"0": "rows"}, 2, stages=["1"]), {}, id="begins at a pool of rows"
+        ),
+        pytest.param(
+            ParallelConfig(0, 2, {"3": "neurons", "5": "inputs"}, 2),
+            FIXED,
+            id="values are not trained, and some ranks have none",
+        ),
+    ],
+)
+def test_what_a_rank_has_or_has_not(
+    trained: Trained, layout: ParallelConfig, sections: dict[str, Any]
+) -> None:
+    train = TrainConfig(32, 4, steps=4, seed=5, device="cpu")
+    solver = SolverConfig(base_lr=0.02, momentum=0.9)
+    recipe = Recipe(train=train, solver=solver, parallel=layout, **sections)
+    alone = trained(1, changed(recipe, parallel=layout.over(1, 1)), Training(net, 70))
+    assert end(trained(4, recipe, Training(net, 70))) == end(alone)
