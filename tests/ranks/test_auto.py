@@ -131,17 +131,6 @@ def test_where_hosts_add_in_shared_memory_one_rank_of_each_sends(
         assert choice.algorithm == "recursive_doubling"  # one message there, one back, at once
 
 
-@pytest.mark.parametrize(
-    ("world_size", "local_world_size", "shared_memory", "senders"),
-    [(8, 2, True, 4), (8, 8, True, 1), (8, 1, True, 8), (8, 2, False, 8), (6, 3, True, 6)],
-)
-def test_senders(world_size: int, local_world_size: int, shared_memory: bool, senders: int) -> None:
-    route = find_route(
-        "tree", 2 * world_size, world_size, local_world_size, shared_memory=shared_memory
-    )
-    assert (route.senders, route.shares_memory) == (senders, senders < world_size)
-
-
 def test_the_rank_elsewhere_is_the_first_on_another_host() -> None:
     assert rank_elsewhere(["a", "a", "b", "c"]) == 2
     assert rank_elsewhere(["a", "a"]) == 1

@@ -1,4 +1,6 @@
-"""`parallel.scheme = "auto"` on real ranks: what it takes by the cluster, and no other bits."""
+"""`parallel.scheme = "auto"` on real ranks: what it takes by the cluster, and no other bits. The
+forecast of a run whose network is split, or in stages.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,8 +20,10 @@ from firecaffe import (
     SynchronyConfig,
     TrainConfig,
 )
+from firecaffe.cli import main
 from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.models import build_model
+from firecaffe.models.squeezenet import Fire
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.checks import preflight
@@ -62,44 +66,67 @@ def choice_of(result: Result) -> Any:
     return read_run_file(result.folder, "result.json")["parallel_choice"]
 
 
-def test_the_cluster_decides_and_no_bit_does(trained: Trained) -> None:
-    """By data where links are fast; one model on all workers where bytes are what counts."""
-    fast, slow = trained(4, on("cpu-host"), NAMED), trained(4, on("ethernet-1g"), NAMED)
-    alone = trained(1, on("cpu-host"), NAMED)
-    assert alone.state_sha256 == fast.state_sha256 == slow.state_sha256
-    for found in (alone, fast, slow):
-        # The default of one weird trick, by name: the same bits whatever is chosen.
-        assert words_of(found).split == {"ip1": "inputs", "ip2": "neurons"}
-        assert words_of(found).parts == 4
-        assert words_of(found).scheme in ("none", "one_weird_trick")
-    assert (words_of(fast).model, words_of(slow).model) == (1, 4)
-    choice = choice_of(slow)
-    words = choice["words"]
-    way = f"{words['scheme']} {words['data']} x {words['model']}"
-    assert words["model"] == read_run_file(slow.folder, "result.json")["parallel"]["model"] == 4
-    assert min(choice["predicted_s"], key=choice["predicted_s"].get) == way
-    assert f"{way} " in choice["reason"]
-    assert " MB" in choice["reason"]
-    # Whoever goes on from it may be other workers, which choose anew.
-    preflight(check_recipe(RECIPE), 2, resume=slow.folder)
-
-
 class Given(Named):
+    """The network of the recipe, by a function."""
+
     def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
         recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
         return firecaffe.train(recipe, partial(build_model, "lenet"))
 
 
-def test_a_network_that_is_given_in_python_is_priced_as_by_name(trained: Trained) -> None:
-    alone, four = (trained(workers, on("ethernet-1g"), Given()) for workers in (1, 4))
-    assert four.state_sha256 == alone.state_sha256
-    assert words_of(four).model == 4
+def test_the_cluster_decides_and_no_bit_does(trained: Trained) -> None:
+    """By data where links are fast; one model on all workers where bytes are what counts."""
+    fast, slow = trained(4, on("cpu-host"), NAMED), trained(4, on("ethernet-1g"), Given())
+    alone = trained(1, on("cpu-host"), NAMED)
+    assert alone.state_sha256 == fast.state_sha256 == slow.state_sha256
+    for result, model in ((alone, 1), (fast, 1), (slow, 4)):
+        # The default of one weird trick, by name: the same bits whatever is chosen.
+        words = words_of(result)
+        assert (words.split, words.parts) == ({"ip1": "inputs", "ip2": "neurons"}, 4)
+        assert (words.scheme in ("none", "one_weird_trick"), words.model) == (True, model)
+    choice, chosen = choice_of(slow), choice_of(slow)["words"]
+    way = f"{chosen['scheme']} {chosen['data']} x {chosen['model']}"
+    assert chosen["model"] == read_run_file(slow.folder, "result.json")["parallel"]["model"] == 4
+    assert min(choice["predicted_s"], key=choice["predicted_s"].get) == way
+    assert f"{way} " in choice["reason"]
+    assert " MB" in choice["reason"]
+    # Whoever goes on from it may be other workers, which choose anew.
+    preflight(check_recipe(RECIPE), 2, resume=fast.folder)
+
+
+def blocks() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 4, 7, stride=4), nn.ReLU(), Fire(4, 2, 4), nn.Flatten()),
+        nn.Linear(8 * 36, 10),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("lenet", ParallelConfig(1, 2, {"ip1": "neurons", "ip2": "inputs"}, 4, "one_weird_trick")),
+        ("lenet", ParallelConfig(stages=["ip1"])),
+        (f"{__name__}:blocks", ParallelConfig(1, 2, {"2": "paths"}, 2)),
+    ],
+    ids=["trick", "stages", "paths"],
+)
+def test_a_run_of_a_layout_has_a_forecast_that_is_scored(
+    trained: Trained, model: str, layout: ParallelConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = trained(2, changed(RECIPE, model=ModelConfig(model), parallel=layout), NAMED).folder
+    forecast = read_run_file(folder, "forecast.json")
+    assert (forecast["parallel"]["stages"], forecast["workers"]) == (layout.stages, 2)
+    assert 0 < forecast["step_low_s"] < forecast["step_s"] < forecast["step_high_s"]
+    assert main(["explain", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "forecast for cpu-host: " in said
+    assert ("waits for activations: forecast" in said) == (not layout.stages)
+    assert ("a stage does not compute: forecast" in said) == bool(layout.stages)
 
 
 def test_between_hosts_of_which_none_is_known_a_link_is_measured(trained: Trained) -> None:
-    result = trained(2, RECIPE, OnHosts(of_host=1))
-    assert "planned on cpu-host with a link of" in choice_of(result)["reason"]
-    assert result.steps == 3
+    reason = choice_of(trained(2, RECIPE, OnHosts(of_host=1)))["reason"]
+    assert "planned on cpu-host with a link of" in reason
 
 
 class Own(nn.Module):
