@@ -12,16 +12,29 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
+    PostLocalSGDState,
+    post_localSGD_hook,
+)
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
 
+import firecaffe
 from firecaffe import (
     CheckpointConfig,
     DataConfig,
     ExchangeConfig,
     Recipe,
+    RunConfig,
     SolverConfig,
     SynchronyConfig,
+    TrainConfig,
 )
+from firecaffe.cluster.world import join
+from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.schema import read_rows
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.modes.local.replica_steps import Average, LocalOutcome, LocalStepper
@@ -40,45 +53,32 @@ RECIPE = changed(
     checkpoint=CheckpointConfig(every=1, keep_last=0),
 )
 
-WORDS: dict[str, dict[str, Any]] = {
-    "average": {},
-    "six replicas": {"replicas": 6},
-    "slowmo": {"outer": "slowmo", "inner_momentum": "zero"},
-    "overlap": {"outer": "nesterov", "overlap_steps": 2, "local_steps": 3, "replicas": 12},
-    "fragments beside": {"fragments": 2, "overlap_steps": 1, "outer": "nesterov"},
+FRAGMENTS = {"fragments": 2, "overlap_steps": 1, "outer": "nesterov", "replicas": 6}
+OVERLAP = {"outer": "nesterov", "overlap_steps": 2, "local_steps": 3, "replicas": 12}
+RECIPES = {
+    "average of four": RECIPE,
+    "slowmo of six": changed(
+        RECIPE, synchrony={"replicas": 6, "outer": "slowmo", "inner_momentum": "zero"}
+    ),
+    "overlap of twelve": changed(RECIPE, synchrony=OVERLAP),
+    "coded fragments of six": changed(
+        RECIPE, synchrony=FRAGMENTS, exchange={"compressor": "top_k"}
+    ),
 }
-RECIPES = {name: changed(RECIPE, synchrony=words) for name, words in WORDS.items()}
 
 
-@pytest.mark.parametrize("name", WORDS)
+@pytest.mark.parametrize("name", RECIPES)
 def test_workers_before_and_after_a_resume_change_no_bit(trained: Trained, name: str) -> None:
     """Also if they host unequal numbers of replicas: of four on three workers, of six on four. From
-    every third checkpoint: after averages, and between them if they are under way. So the replicas
-    of a worker that is lost go to others.
+    a checkpoint after an average, or between them if they are under way. So the replicas of a
+    worker that is lost go to others. What a codec keeps back is of replicas, not of workers.
     """
     recipe = RECIPES[name]
     alone, four = trained(1, recipe), trained(4, recipe)
     assert end(four) == end(alone)
     saved = sorted((four.folder / "checkpoints").glob("step-*"))
     assert len(saved) > 2
-    for checkpoint in saved[:-1:3]:
-        assert end(trained(3, recipe, resume=checkpoint)) == end(alone), checkpoint.name
-
-
-def test_words_decide_bits(trained: Trained) -> None:
-    assert len({trained(1, each).state_sha256 for each in RECIPES.values()}) == len(WORDS)
-
-
-def test_numbers_of_optimizers_go_along(trained: Trained) -> None:
-    """Caffe's momentum is scaled by the rate of the update before, which is no tensor."""
-    recipe = changed(
-        RECIPE,
-        solver=SolverConfig(
-            momentum_form="caffe", momentum_correction=True, lr_policy="exp", gamma=0.7
-        ),
-    )
-    alone = trained(1, recipe)
-    assert end(trained(2, recipe, resume=checkpoint_of(alone, 4))) == end(alone)
+    assert end(trained(3, recipe, resume=saved[len(saved) // 2])) == end(alone)
 
 
 def test_replicas_count_their_own_batches(trained: Trained) -> None:
@@ -91,31 +91,23 @@ def test_replicas_count_their_own_batches(trained: Trained) -> None:
     assert saved.tensors[name] == 4  # the average was taken a step before
 
 
-def test_a_codec_encodes_replicas_and_not_workers(trained: Trained) -> None:
-    """What it keeps back is of replicas' differences, and goes along with a resume."""
-    recipe = changed(
-        RECIPES["fragments beside"],
-        synchrony={"replicas": 6},
-        exchange={"compressor": "top_k"},
-        checkpoint=CheckpointConfig(every=4, keep_last=0),
-    )
-    alone, four = trained(1, recipe), trained(4, recipe)
-    first = min((four.folder / "checkpoints").glob("step-*"))
-    assert end(trained(3, recipe, resume=first)) == end(four) == end(alone)
-
-
 def test_a_moving_average_is_that_of_all_replicas(trained: Trained) -> None:
-    """By the weights after each average."""
-    recipe = changed(RECIPE, train={"ema_decay": 0.8})
+    """By the weights after each average. Caffe's momentum is scaled by the rate of the update
+    before, which is no tensor, and goes along too.
+    """
+    solver = SolverConfig(
+        momentum_form="caffe", momentum_correction=True, lr_policy="exp", gamma=0.7
+    )
+    recipe = changed(RECIPE, train={"ema_decay": 0.8}, solver=solver)
     alone = trained(1, recipe)
-    assert end(trained(3, recipe)) == end(alone)
-    found = []
+    assert end(trained(3, recipe, resume=checkpoint_of(alone, 4))) == end(alone)
+    after = []
     for step in (4, 8, 10):
         tensors = load_newest(checkpoint_of(alone, step))[0].tensors
         names = [key.removeprefix("ema/") for key in tensors if key.startswith("ema/")]
         kinds = ("ema", "parameter")
-        found.append([{key: tensors[f"{kind}/{key}"] for key in names} for kind in kinds])
-    (expected, first), *others = found
+        after.append([{key: tensors[f"{kind}/{key}"] for key in names} for kind in kinds])
+    (expected, first), *others = after
     assert all(each.equal(first[key]) for key, each in expected.items())
     for (average, weights), steps in zip(others, (4, 2), strict=True):
         for key, each in average.items():
@@ -123,9 +115,9 @@ def test_a_moving_average_is_that_of_all_replicas(trained: Trained) -> None:
         expected = average
 
 
-@pytest.mark.parametrize("words", [{}, {"warm_steps": 3, "local_steps": 2}], ids=["", "warm steps"])
-def test_each_replica_has_a_loss_scale_of_its_own(trained: Trained, words: dict[str, Any]) -> None:
-    """By a loss whose gradients overflow in float16."""
+def test_each_replica_has_a_loss_scale_of_its_own(trained: Trained) -> None:
+    """By a loss whose gradients overflow in float16, in warm steps and after them."""
+    words = {"warm_steps": 3, "local_steps": 2}
     recipe = changed(RECIPE, train={"autocast": "float16"}, synchrony=words)
     training = Training(loss=loud)
     alone = trained(1, recipe, training)
@@ -135,8 +127,7 @@ def test_each_replica_has_a_loss_scale_of_its_own(trained: Trained, words: dict[
     assert all(each["scale"] < 65_536 for each in kept)
     # Replica 0 alone has samples in an epoch's last step.
     assert kept[0]["_growth_tracker"] > kept[1]["_growth_tracker"]
-    assert end(trained(3, recipe, training)) == end(alone)
-    assert end(trained(2, recipe, training, saved[len(saved) // 2])) == end(alone)
+    assert end(trained(3, recipe, training, saved[len(saved) // 2])) == end(alone)
 
 
 def test_with_one_step_a_round_it_is_synchronous_to_rounding(trained: Trained) -> None:
@@ -148,11 +139,11 @@ def test_with_one_step_a_round_it_is_synchronous_to_rounding(trained: Trained) -
         solver=SolverConfig(base_lr=0.1, momentum=0.0),
         synchrony={"local_steps": 1},
     )
-    found = []
-    for recipe in (plain, changed(plain, synchrony=SynchronyConfig())):
-        tensors = load_newest(trained(4, recipe).folder)[0].tensors
-        found.append({key: each for key, each in tensors.items() if key[:2] in ("pa", "bu")})
-    local, every_step = found
+    local, every_step = (
+        {key: each for key, each in tensors.items() if key[:2] in ("pa", "bu")}
+        for recipe in (plain, changed(plain, synchrony=SynchronyConfig()))
+        for tensors in [load_newest(trained(4, recipe).folder)[0].tensors]
+    )
     assert any("running_var" in key for key in local)
     torch.testing.assert_close(local, every_step, rtol=1e-5, atol=1e-6)
     assert not torch.equal(local["parameter/conv.weight"], Everything().conv.weight)
@@ -170,7 +161,7 @@ def test_what_is_due_within_a_round_is_done_at_its_end(
         checkpoint={"every": 2},
         synchrony={"overlap_steps": overlap},
     )
-    folder = trained(2, recipe).folder
+    folder = trained(1, recipe).folder
     rows = list(read_rows(folder / "metrics.jsonl", dict))
     of_kind = {
         kind: [row["step"] for row in rows if row["kind"] == kind]
@@ -187,14 +178,13 @@ def test_an_average_costs_what_a_gradient_does(trained: Trained) -> None:
     """
     rounds = changed(
         RECIPE,
-        train={"global_batch_size": 64},
+        train={"global_batch_size": 16},
         exchange=ExchangeConfig("tree", shared_memory=False),
         synchrony={"local_steps": 5},
     )
     halves = changed(rounds, synchrony={"fragments": 2})
     every = changed(rounds, synchrony=SynchronyConfig())
-    recipes = (rounds, halves, every)
-    sent = [trained(4, each).sent_bytes_per_step_by_rank for each in recipes]
+    sent = [trained(2, each).sent_bytes_per_step_by_rank for each in (rounds, halves, every)]
     for local, half, whole in zip(*sent, strict=True):
         assert local == pytest.approx((whole or 0) / 5, rel=0.2)
         assert half == pytest.approx((whole or 0) * 5 / 2 / 10, rel=0.2)
@@ -223,8 +213,72 @@ def test_replicas_go_on_while_their_average_is_under_way(
     ranks: Ranks, trained: Trained, tmp_path: Path
 ) -> None:
     """If they did not, rank 0 would wait for rank 1 and it for rank 0, until the time is over."""
-    recipe = changed(RECIPES["overlap"], exchange={"timeout_s": 60})
+    recipe = changed(RECIPES["overlap of twelve"], exchange={"timeout_s": 60})
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    found = ranks.run(2, fit_while_held, recipe, tmp_path / "run", pipe)
-    assert found == [trained(1, RECIPES["overlap"]).state_sha256] * 2
+    states = ranks.run(2, fit_while_held, recipe, tmp_path / "run", pipe)
+    assert states == [trained(1, RECIPES["overlap of twelve"]).state_sha256] * 2
+
+
+RANKS, SYNCHRONOUS, H, STEPS, RATE, MOMENTUM = 4, 4, 3, 10, 0.2, 0.9
+TRAIN = TrainConfig(global_batch_size=32, micro_batch_size=4, steps=STEPS, seed=4)
+
+
+def net() -> nn.Module:
+    made = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 3))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.linspace(-0.5, 0.5, parameter.numel()).view_as(parameter))
+    return made
+
+
+def samples(count: int = 160) -> TensorDataset:
+    inputs = torch.randn(count, 5, generator=torch.Generator().manual_seed(6))
+    return TensorDataset(inputs, inputs[:, :3].argmax(1))
+
+
+def ours(folder: str) -> None:
+    recipe = Recipe(
+        train=TRAIN,
+        solver=SolverConfig(base_lr=RATE, momentum=MOMENTUM),
+        run=RunConfig(folder=folder, tensorboard=False),
+        synchrony=SynchronyConfig("local", replicas=RANKS, local_steps=H, warm_steps=SYNCHRONOUS),
+    )
+    firecaffe.train(recipe, net, samples(), samples())
+
+
+def torchs() -> dict[str, Tensor]:
+    """Rank r takes the samples of replica r. The averager counts from its warm-up's end, and its
+    first average comes with that step.
+    """
+    data = samples()
+    order = SampleOrder(TRAIN.seed, len(data), TRAIN.global_batch_size, TRAIN.micro_batch_size)
+    each = order.num_micro_batches // RANKS
+    with join("cpu") as world:
+        network = net()
+        model = DistributedDataParallel(network, process_group=world.group)
+        state = PostLocalSGDState(world.group, world.group, SYNCHRONOUS, False)  # type: ignore[no-untyped-call]
+        model.register_comm_hook(state, post_localSGD_hook)
+        optimizer = torch.optim.SGD(network.parameters(), RATE, MOMENTUM)
+        averager = PeriodicModelAverager(H, SYNCHRONOUS + H - 1, world.group)
+        for step in range(STEPS):
+            own = range(world.rank * each, (world.rank + 1) * each)
+            which = torch.cat([order.micro_batch(step, leaf) for leaf in own])
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(data.inputs[which]), data.targets[which])
+            torch.autograd.backward(loss)
+            optimizer.step()
+            averager.average_parameters(network.parameters())
+        return {name: each.detach().clone() for name, each in network.named_parameters()}
+
+
+def test_weights_are_those_of_post_local_sgd_of_torch(ranks: Ranks, tmp_path: Path) -> None:
+    expected, *others = ranks.shared(RANKS, torchs)
+    for other in others:
+        assert all(torch.equal(other[name], each) for name, each in expected.items())
+    ranks.shared(RANKS, ours, str(tmp_path / "run"))
+    tensors = load_newest(tmp_path / "run")[0].tensors
+    for name, each in expected.items():
+        torch.testing.assert_close(tensors[f"parameter/{name}"], each, rtol=1e-4, atol=1e-5)
+    start = dict(net().named_parameters())
+    assert not any(torch.allclose(start[name], each, atol=0.05) for name, each in expected.items())
