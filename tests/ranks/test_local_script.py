@@ -12,7 +12,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.parallel import DistributedDataParallel
 
 import firecaffe
-from firecaffe.cluster.world import join
+from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError, CheckpointError, RecipeError
 from tests.world import Ranks
 
@@ -39,20 +39,22 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
     return inputs, inputs[:, :3].argmax(1)
 
 
-def step_of(net: nn.Module, optimizer: torch.optim.Optimizer, step: int, rank: int) -> None:
-    inputs, labels = batch(step, rank)
-    optimizer.zero_grad()
-    torch.autograd.backward(F.cross_entropy(net(inputs), labels))
-    optimizer.step()
-
-
-def scaled_step_of(
-    net: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler, step: int, rank: int
+def step_of(
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    rank: int,
+    scaler: GradScaler | None = None,
 ) -> None:
-    """Rank 1 meets a gradient that is not finite in the step 1."""
+    """With a scaler, rank 1 meets a gradient that is not finite in the step 1."""
     inputs, labels = batch(step, rank)
     optimizer.zero_grad()
-    torch.autograd.backward(scaler.scale(F.cross_entropy(net(inputs), labels)))
+    loss = F.cross_entropy(net(inputs), labels)
+    if scaler is None:
+        torch.autograd.backward(loss)
+        optimizer.step()
+        return
+    torch.autograd.backward(scaler.scale(loss))
     if (step, rank) == (1, 1):
         next(p.grad for p in net.parameters() if p.grad is not None).fill_(float("inf"))
     scaler.step(optimizer)
@@ -63,19 +65,30 @@ def tensors(net: nn.Module) -> dict[str, Tensor]:
     return {name: each.detach().clone() for name, each in net.state_dict().items()}
 
 
+class Loop:
+    """A rank's network, optimizer and averages. start: of ranks but the first, which others take
+    over.
+    """
+
+    def __init__(self, world: World, start: int = 0, **words: Any) -> None:
+        self.rank, self.net = world.rank, Net(start * world.rank)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), RATE, 0.9)
+        words = {"every": EVERY, "process_group": world.group, **words}
+        self.replicas = firecaffe.adapt.average_locally(self.net, self.optimizer, **words)
+
+    def step(self, step: int, scaler: GradScaler | None = None) -> None:
+        step_of(self.net, self.optimizer, step, self.rank, scaler)
+
+
 def fit(words: dict[str, Any], steps: int = STEPS, start: int = 0) -> dict[str, Tensor]:
-    """What a rank ends with. start: of ranks but the first, which others take over."""
+    """What a rank ends with."""
     with join("cpu") as world:
-        net = Net(start * world.rank)
-        optimizer = torch.optim.SGD(net.parameters(), RATE, 0.9)
-        replicas = firecaffe.adapt.average_locally(
-            net, optimizer, every=EVERY, process_group=world.group, **words
-        )
+        loop = Loop(world, start, **words)
         for step in range(steps):
-            step_of(net, optimizer, step, world.rank)
-        replicas.average()
-        replicas.detach()
-        return tensors(net)
+            loop.step(step)
+        loop.replicas.average()
+        loop.replicas.detach()
+        return tensors(loop.net)
 
 
 def fit_by_torch() -> dict[str, Tensor]:
@@ -92,13 +105,12 @@ def fit_by_torch() -> dict[str, Tensor]:
 def test_weights_are_those_of_torchs_averager(ranks: Ranks) -> None:
     """BatchNorm's statistics are averaged beside, which torch leaves to each rank."""
     expected = ranks.shared(RANKS, fit_by_torch)
-    found = ranks.shared(RANKS, fit, {}, 2 * EVERY, 7)
-    weights = [name for name, _ in Net().named_parameters()]
-    for of_rank in found:
-        for name in weights:
+    averaged = ranks.shared(RANKS, fit, {}, 2 * EVERY, 7)
+    for of_rank in averaged:
+        for name, _ in Net().named_parameters():
             torch.testing.assert_close(of_rank[name], expected[0][name], rtol=1e-4, atol=1e-5)
-        assert all(torch.equal(of_rank[name], found[0][name]) for name in of_rank)
-    assert found[0]["norm.num_batches_tracked"] == 2 * EVERY
+        assert all(torch.equal(of_rank[name], averaged[0][name]) for name in of_rank)
+    assert averaged[0]["norm.num_batches_tracked"] == 2 * EVERY
     assert not torch.allclose(expected[0]["norm.running_mean"], expected[1]["norm.running_mean"])
 
 
@@ -106,7 +118,6 @@ def written_out(outer: str, rate: float, momentum: float, zero: bool) -> dict[st
     """The same in one process; the last average comes after fewer steps."""
     nets = [Net() for _ in range(RANKS)]
     optimizers = [torch.optim.SGD(net.parameters(), RATE, 0.9) for net in nets]
-    names = [name for name, _ in Net().named_parameters()]
     start = {name: each.detach().clone() for name, each in Net().named_parameters()}
     slow = {name: torch.zeros_like(each) for name, each in start.items()}
     for step in range(STEPS):
@@ -114,39 +125,37 @@ def written_out(outer: str, rate: float, momentum: float, zero: bool) -> dict[st
             step_of(net, optimizer, step, rank)
         if (step + 1) % EVERY and step + 1 < STEPS:
             continue
-        for name in names:
-            each = [net.get_parameter(name).detach() for net in nets]
-            difference = start[name] - torch.stack(each).mean(0)
-            moved = difference if outer == "nesterov" else difference / RATE
-            slow[name] = momentum * slow[name] + moved
-            if outer == "nesterov":
-                start[name] = start[name] - rate * (difference + momentum * slow[name])
-            else:
-                start[name] = start[name] - rate * RATE * slow[name]
-            for weight in each:
+        for name, before in start.items():
+            weights = [net.get_parameter(name).detach() for net in nets]
+            difference = before - torch.stack(weights).mean(0)
+            scale = 1 if outer == "nesterov" else RATE
+            slow[name] = momentum * slow[name] + difference / scale
+            moved = difference + momentum * slow[name] if outer == "nesterov" else slow[name]
+            start[name] = before - rate * scale * moved
+            for weight in weights:
                 weight.copy_(start[name])
         for optimizer in optimizers if zero else ():
             optimizer.state.clear()
     return start
 
 
+SLOWMO = {"outer": "slowmo", "outer_momentum": 0.4, "inner_momentum": "zero"}
+
+
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
         ({"outer": "nesterov"}, ("nesterov", 0.7, 0.9, False)),
-        (
-            {"outer": "slowmo", "outer_momentum": 0.4, "inner_momentum": "zero"},
-            ("slowmo", 1.0, 0.4, True),
-        ),
+        (SLOWMO, ("slowmo", 1.0, 0.4, True)),
     ],
     ids=["nesterov", "slowmo"],
 )
 def test_outer_optimizers(
     ranks: Ranks, words: dict[str, Any], rule: tuple[str, float, float, bool]
 ) -> None:
-    found = ranks.shared(RANKS, fit, words)
+    averaged = ranks.shared(RANKS, fit, words)
     for name, each in written_out(*rule).items():
-        torch.testing.assert_close(found[0][name], each, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(averaged[0][name], each, rtol=1e-4, atol=1e-5)
 
 
 def fit_each(many: list[dict[str, Any]]) -> list[dict[str, Tensor]]:
@@ -165,63 +174,53 @@ def test_any_exchange_and_codec(ranks: Ranks) -> None:
         assert not torch.equal(coded["first.weight"], tree["first.weight"])
 
 
-def go_on(words: dict[str, Any]) -> None:
+def go_on() -> None:
     """A loop that is left within a round goes on to the same bits."""
-    whole = fit(words)
-    with join("cpu") as world:
-        saved: list[dict[str, Any]] = []
-        for begin, end in ((0, 4), (4, STEPS)):
-            net = Net()
-            optimizer = torch.optim.SGD(net.parameters(), RATE, 0.9)
-            group = world.group
-            replicas = firecaffe.adapt.average_locally(
-                net, optimizer, every=EVERY, process_group=group, **words
-            )
-            # After `local`, which gives all ranks the first one's weights.
-            if saved:
-                net.load_state_dict(saved[0])
-                optimizer.load_state_dict(saved[1])
-                replicas.load_state_dict(saved[2])
-            for step in range(begin, end):
-                step_of(net, optimizer, step, world.rank)
-            saved = [tensors(net), optimizer.state_dict(), replicas.state_dict()]
-        replicas.average()
-        for name, each in tensors(net).items():
-            assert torch.equal(each, whole[name]), name
+    ways: tuple[dict[str, Any], ...] = (
+        *({}, {"inner_momentum": "zero"}),
+        *({"compressor": "one_bit"}, {"compressor": "top_k"}),
+    )
+    for way in ways:
+        words = {"outer": "nesterov", **way}
+        whole = fit(words)
+        with join("cpu") as world:
+            begun, again = Loop(world, **words), Loop(world, **words)
+            for step in range(4):
+                begun.step(step)
+            # After `average_locally`, which gives all ranks the first one's weights.
+            again.net.load_state_dict(begun.net.state_dict())
+            again.optimizer.load_state_dict(begun.optimizer.state_dict())
+            again.replicas.load_state_dict(begun.replicas.state_dict())
+            for step in range(4, STEPS):
+                again.step(step)
+            again.replicas.average()
+            for name, each in tensors(again.net).items():
+                assert torch.equal(each, whole[name]), (words, name)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [{}, {"inner_momentum": "zero"}, {"compressor": "one_bit"}, {"compressor": "top_k"}],
-    ids=["keep", "zero", "one_bit", "top_k"],
-)
-def test_a_loop_goes_on_within_a_round(ranks: Ranks, words: dict[str, str]) -> None:
-    ranks.shared(2, go_on, {"outer": "nesterov", **words})
+def test_a_loop_goes_on_within_a_round(ranks: Ranks) -> None:
+    ranks.shared(2, go_on)
 
 
 def fit_scaled(is_told: bool) -> tuple[str, list[int], dict[str, Tensor]]:
     """What is said, the steps that were counted after each of the loop, and the weights."""
+    scaler, counted = GradScaler("cpu", init_scale=4.0), list[int]()
+    words: dict[str, Any] = {"scaler": scaler} if is_told else {}
     with join("cpu") as world:
-        net = Net()
-        optimizer = torch.optim.SGD(net.parameters(), RATE)
-        scaler, counted = GradScaler("cpu", init_scale=4.0), list[int]()
-        words: dict[str, Any] = {"scaler": scaler} if is_told else {}
-        replicas = firecaffe.adapt.average_locally(
-            net, optimizer, every=3, process_group=world.group, **words
-        )
+        loop = Loop(world, **words)
         try:
             for step in range(STEPS):
-                scaled_step_of(net, optimizer, scaler, step, world.rank)
-                counted.append(replicas.steps)
-            replicas.average()
+                loop.step(step, scaler)
+                counted.append(loop.replicas.steps)
+            loop.replicas.average()
         except AgreementError as error:
             return str(error), counted, {}
-        replicas.detach()
-        scaled_step_of(net, optimizer, scaler, STEPS, world.rank)
-        counted.append(replicas.steps)
-        replicas.steps = 1
-        replicas.average()
-        return "", counted, tensors(net)
+        loop.replicas.detach()
+        loop.step(STEPS, scaler)
+        counted.append(loop.replicas.steps)
+        loop.replicas.steps = 1
+        loop.replicas.average()
+        return "", counted, tensors(loop.net)
 
 
 def test_a_step_that_a_scaler_leaves_out_on_one_rank_is_a_step(ranks: Ranks) -> None:
@@ -242,23 +241,16 @@ def test_a_scaler_that_was_not_told_of_hangs_nobody(ranks: Ranks) -> None:
 
 def of_another_rank() -> list[str]:
     with join("cpu") as world:
-        net = Net()
-        optimizer = torch.optim.SGD(net.parameters(), RATE)
-        words: dict[str, Any] = {"process_group": world.group, "compressor": "one_bit"}
-        replicas = firecaffe.adapt.average_locally(net, optimizer, every=1, **words)
-        step_of(net, optimizer, 0, world.rank)
-        state = replicas.state_dict()
-        other = 1 - world.rank
-        state["memory"] = {
-            f"{other}.{name.partition('.')[2]}": each for name, each in state["memory"].items()
-        }
-        said = []
-        other_net = {**state, "start": {**state["start"], "head.bias": torch.zeros(2)}}
-        for wrong in (state, tensors(net), None, other_net):
-            try:
-                replicas.load_state_dict(wrong)  # type: ignore[arg-type]
-            except CheckpointError as error:
-                said.append(str(error))
+        loop = Loop(world, every=1, compressor="one_bit")
+        loop.step(0)
+        state, said = loop.replicas.state_dict(), []
+        other = {f"{1 - world.rank}.{k.partition('.')[2]}": v for k, v in state["memory"].items()}
+        other_net = {**state["start"], "head.bias": torch.zeros(2)}
+        wrong: list[Any] = [{**state, "memory": other}, tensors(loop.net), None]
+        for each in (*wrong, {**state, "start": other_net}):
+            with pytest.raises(CheckpointError) as caught:
+                loop.replicas.load_state_dict(each)
+            said.append(str(caught.value))
         return said
 
 
@@ -283,50 +275,38 @@ def test_one_rank_alone(ranks: Ranks) -> None:
     assert not torch.allclose(held["first.weight"], plain["first.weight"], atol=0.01)
 
 
+def given_otherwise(rank: int) -> list[tuple[nn.Module, dict[str, Any], str]]:
+    """A network and words that cannot be, or that are not those of the other rank; what is said."""
+    net = Net()
+    return [
+        (net, {"every": 0}, "every is 0"),
+        (net, {"outer": "adam"}, "outer is 'adam'"),
+        (net, {"outer": "nesterov", "outer_lr": 0.0}, "outer_lr is 0.0"),
+        (net, {"outer": "nesterov", "outer_momentum": 1.0}, "outer_momentum is 1.0"),
+        (net, {"outer_lr": 0.5}, "outer average has no outer_lr"),
+        (net, {"inner_momentum": "average"}, "inner_momentum is 'average'"),
+        (net, {"exchange": "star"}, "no exchange 'star'"),
+        (nn.ReLU(), {}, "no parameter to train"),
+        (DistributedDataParallel(Net()), {}, "give the network itself, model.module"),
+        (net, {"every": 2 + rank}, "the words of average_locally"),
+        (nn.Linear(2, 2 + rank), {}, "differs from the others in the model"),
+    ]
+
+
 def refusals() -> list[str]:
-    """What is said of words that cannot be, and of ranks that were given others."""
-    said = []
-    rank = int(os.environ["RANK"])
+    rank, said = int(os.environ["RANK"]), []
     with join("cpu") as world:
-        net = Net()
-        wrong: list[tuple[nn.Module, dict[str, Any]]] = [
-            (net, {"every": 0}),
-            (net, {"outer": "adam"}),
-            (net, {"outer": "nesterov", "outer_lr": 0.0}),
-            (net, {"outer": "nesterov", "outer_momentum": 1.0}),
-            (net, {"outer_lr": 0.5}),
-            (net, {"inner_momentum": "average"}),
-            (net, {"exchange": "star"}),
-            (nn.ReLU(), {}),
-            (DistributedDataParallel(Net(), process_group=world.group), {}),
-            (net, {"every": 2 + rank}),
-            (nn.Linear(2, 2 + rank), {}),
-        ]
-        for model, words in wrong:
-            own = torch.optim.SGD([*model.parameters()] or [*net.parameters()], RATE)
-            try:
-                firecaffe.adapt.average_locally(model, own, process_group=world.group, **words)
-            except (RecipeError, AgreementError) as error:
-                said.append(str(error))
+        for model, words, part in given_otherwise(rank):
+            optimizer = torch.optim.SGD([*model.parameters()] or [*Net().parameters()], RATE)
+            with pytest.raises((RecipeError, AgreementError)) as caught:
+                firecaffe.adapt.average_locally(
+                    model, optimizer, process_group=world.group, **words
+                )
+            assert part in str(caught.value)
+            said.append(str(caught.value))
     return said
 
 
 def test_what_cannot_be_is_refused(ranks: Ranks) -> None:
     first, second = ranks.shared(2, refusals)
     assert first == second
-    expected = [
-        "every is 0; it must be a whole number, at least 1",
-        "outer is 'adam'; it must be one of average, slowmo, nesterov",
-        "outer_lr is 0.0; it must be above 0",
-        "outer_momentum is 1.0; it must be from 0",
-        "outer average has no outer_lr",
-        "inner_momentum is 'average'; it must be one of keep, zero",
-        "exchange: no exchange 'star'",
-        "no parameter to train",
-        "give the network itself, model.module",
-        "differs from the others in the words of average_locally",
-        "differs from the others in the model",
-    ]
-    assert len(first) == len(expected)
-    for line, part in zip(first, expected, strict=True):
-        assert part in line
