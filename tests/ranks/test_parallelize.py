@@ -38,9 +38,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "accumulate": {},
 }
 SMALL_BUCKETS: dict[str, Any] = {"bucket_cap_mb": 0.005}
-HOOKS = ("ours", "allreduce_hook", "bf16_compress_hook", "powerSGD", "wrapped powerSGD")
-CHANNELS_LAST = ("ours", "wrapped powerSGD")
-"""The last has the other two of torch's in it that change numbers."""
 Wrap = Callable[..., DistributedDataParallel]
 
 
@@ -84,15 +81,16 @@ def fit(wrap: Wrap, case: str = "", steps: int = 4, **options: Any) -> list[Tens
         if case != "accumulate" or step % 2 == 0:
             optimizer.zero_grad()
         waits = case == "accumulate" and step % 2 == 0
+        use_rare = case != "unused" or step % 2 == 0
         with model.no_sync() if waits else nullcontext():
-            torch.autograd.backward(
-                loss_of(model, step, use_rare=case != "unused" or step % 2 == 0)
-            )
+            torch.autograd.backward(loss_of(model, step, use_rare))
         if not waits:
             optimizer.step()
-    weights = [parameter.detach() for parameter in model.parameters()]
-    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    return weights + gradients
+    return [parameter.detach() for parameter in model.parameters()] + gradients_of(model)
+
+
+def gradients_of(model: nn.Module) -> list[Tensor]:
+    return [p.grad.to_dense().clone() for p in model.parameters() if p.grad is not None]
 
 
 def fit_in_every_way() -> dict[str, list[Tensor]]:
@@ -106,11 +104,11 @@ def fit_in_every_way() -> dict[str, list[Tensor]]:
     return results
 
 
-def register(model: nn.Module, exchange: str, **options: Any) -> DistributedDataParallel:
+def register(model: nn.Module, exchange: str = "auto", **options: Any) -> DistributedDataParallel:
     """What someone does who builds DDP himself."""
     parallel = DistributedDataParallel(model, **options)
-    state, hook = firecaffe.adapt.ddp_hook(exchange)
-    parallel.register_comm_hook(state, hook)
+    group = options.get("process_group")
+    parallel.register_comm_hook(*firecaffe.adapt.ddp_hook(exchange, process_group=group))
     return parallel
 
 
@@ -126,64 +124,54 @@ def test_gradients_are_those_of_ddp(ranks: Ranks) -> None:
                 assert torch.equal(tensor, other), name
 
 
-def hook_of(parallel: DistributedDataParallel) -> str:
-    return ", ".join(hook.__name__ for hook, _ in parallel._comm_hooks)
-
-
-def alone() -> tuple[str, list[Tensor], list[Tensor]]:
+def alone() -> None:
     """A world of one, first as a script would find it that no torchrun started."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name)
     os.environ["RANK"] = "0"  # for the batches
     parallel = firecaffe.parallelize(Network(), compressor="one_bit")
-    bare = Network()
-    bare.load_state_dict(parallel.module.state_dict())
-    registered = register(Network(), "tree")
-    registered.module.load_state_dict(bare.state_dict())
-    losses = []
+    assert not parallel._comm_hooks
+    registered, bare = register(Network(), "tree"), Network()
+    for model in (registered.module, bare):
+        model.load_state_dict(parallel.module.state_dict())
+    models = (parallel, registered, bare)
     for step in range(3):
-        for model in (parallel, registered, bare):
+        for model in models:
             model.zero_grad()
-            losses.append(loss_of(model, step))
-            torch.autograd.backward(losses[-1])
-    gradients = [
-        [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-        for model in (parallel, registered, bare)
-    ]
-    assert all(torch.equal(a, b) for a, b in zip(gradients[1], gradients[2], strict=True))
-    return hook_of(parallel), gradients[0], gradients[2]
+            torch.autograd.backward(loss_of(model, step))
+    *wrapped, expected = map(gradients_of, models)
+    assert len(expected) == len(list(bare.parameters()))
+    for gradients in wrapped:
+        assert all(map(torch.equal, gradients, expected))
+        assert len(gradients) == len(expected)
 
 
 def test_one_rank_needs_no_hook(ranks: Ranks) -> None:
-    [(hooks, gradients, expected)] = ranks.run(1, alone)
-    assert hooks == ""
-    assert len(gradients) == len(list(Network().parameters()))
-    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+    ranks.run(1, alone)
 
 
-def encode_two_steps() -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+def encode_two_steps() -> list[tuple[list[Tensor], list[Tensor]]]:
     """Gradients of this rank alone and the means that came, in two steps of the same weights."""
     torch.manual_seed(0)
     bare = Network()
     model = firecaffe.parallelize(Network(), compressor="bfloat16", **SMALL_BUCKETS)
     bare.load_state_dict(model.module.state_dict())
-    steps: list[tuple[list[Tensor], list[Tensor]]] = []
+    steps = []
     for step in range(2):
-        own = torch.autograd.grad(loss_of(bare, step), list(bare.parameters()))
+        gradients = list(torch.autograd.grad(loss_of(bare, step), list(bare.parameters())))
         model.zero_grad()
         torch.autograd.backward(loss_of(model, step))
-        means = [
-            parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None
-        ]
-        steps.append((list(own), means))
-    return [own for own, _ in steps], [means for _, means in steps]
+        steps.append((gradients, gradients_of(model)))
+    return steps
 
 
 def test_bfloat16_is_a_rounding_from_the_second_step_on(ranks: Ranks) -> None:
-    (own, means), (other, same) = ranks.run(2, encode_two_steps)
-    for a, b, mean in zip(own[0], other[0], means[0], strict=True):
+    (first, second), (other_first, other_second) = ranks.run(2, encode_two_steps)
+    for a, b, mean in zip(first[0], other_first[0], first[1], strict=True):
         torch.testing.assert_close(mean, (a + b) / 2)
-    for a, b, mean, again in zip(own[1], other[1], means[1], same[1], strict=True):
+    for a, b, mean, again in zip(
+        second[0], other_second[0], second[1], other_second[1], strict=True
+    ):
         sum_of_rounded = (a / 2).bfloat16().float() + (b / 2).bfloat16().float()
         assert torch.equal(mean, sum_of_rounded.bfloat16().float())
         assert torch.equal(mean, again)
@@ -219,18 +207,14 @@ def test_memory_follows_the_parameters_into_other_buckets(compressor: str) -> No
 
 def test_what_is_not_sent_arrives_later() -> None:
     """The control of the test above: memory there is, and it does what it is for."""
-    names = [[[0, 1, 2, 3]]] * 40
-    sent = means_of("one_bit", names)[1:]
-    brought = means_of("bfloat16", names)[1:]
+    cuts = [[[0, 1, 2, 3]]] * 40
+    sent, brought = means_of("one_bit", cuts)[1:], means_of("bfloat16", cuts)[1:]
     for member in range(4):
-        total = sum(step[member] for step in sent)
-        expected = sum(step[member] for step in brought)
-        rest = torch.as_tensor(total) - torch.as_tensor(expected)
+        rest = sum(ours[member] - whole[member] for ours, whole in zip(sent, brought, strict=True))
         # One step's own error, not that of 39 steps, which would be 6 times as large.
-        assert rest.norm() < 2 * brought[0][member].norm()
+        assert torch.as_tensor(rest).norm() < 2 * brought[0][member].norm()
     # And something was kept back: no step's mean is the one that was brought.
-    first, whole = torch.as_tensor(sent[0][3]), torch.as_tensor(brought[0][3])
-    assert (first - whole).norm() > 0.1 * whole.norm()
+    assert (sent[0][3] - brought[0][3]).norm() > 0.1 * brought[0][3].norm()
 
 
 def lose_a_rank() -> str:
@@ -292,30 +276,31 @@ class Hooked(Training):
     name: str = "none"
 
     def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        state: Any = None
-        hook: Any = getattr(default_hooks, self.name, None)
-        if "powerSGD" in self.name:
-            state = powerSGD_hook.PowerSGDState(
-                None,
-                matrix_approximation_rank=2,
-                start_powerSGD_iter=2,
-                min_compression_rate=0.5,
-                orthogonalization_epsilon=1e-8,  # a gradient of rank 1 is divided by 0 without
-            )
-            hook = powerSGD_hook.powerSGD_hook
-        if self.name.startswith("wrapped"):
-            hook = default_hooks.bf16_compress_wrapper(hook)
-        if self.name == "ours":
-            state, hook = firecaffe.adapt.ddp_hook()
         recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        comm_hook = None if self.name == "none" else (state, hook)
         sets = small_data(96), small_data(48, 1)
-        return firecaffe.train(recipe, Everything, *sets, comm_hook=comm_hook)
+        return firecaffe.train(recipe, Everything, *sets, comm_hook=hook_of(self.name))
+
+
+def hook_of(name: str) -> Any:
+    if name == "none":
+        return None
+    if name == "ours":
+        return firecaffe.adapt.ddp_hook()
+    if name == "allreduce":
+        return None, default_hooks.allreduce_hook
+    state = powerSGD_hook.PowerSGDState(
+        None,
+        matrix_approximation_rank=2,
+        start_powerSGD_iter=2,
+        min_compression_rate=0.5,
+        orthogonalization_epsilon=1e-8,  # a gradient of rank 1 is divided by 0 without
+    )
+    return state, default_hooks.bf16_compress_wrapper(powerSGD_hook.powerSGD_hook)
 
 
 @pytest.mark.parametrize(
     ("name", "channels_last"),
-    [*((name, False) for name in HOOKS), *((name, True) for name in CHANNELS_LAST)],
+    [("allreduce", False), ("ours", True), ("powerSGD in bfloat16", True)],
 )
 def test_torchs_hooks_sum_in_our_trainer(trained: Trained, name: str, channels_last: bool) -> None:
     recipe = Recipe(
@@ -324,10 +309,9 @@ def test_torchs_hooks_sum_in_our_trainer(trained: Trained, name: str, channels_l
         exchange=ExchangeConfig(bucket_bytes=200, timeout_s=300),
     )
     plain = trained(2, recipe, Hooked())
-    found, alone = (trained(workers, recipe, Hooked(name=name)) for workers in (2, 1))
-    assert found.drifted_ranks == []
-    lossless = any(word in name for word in ("none", "ours", "allreduce"))
-    for loss in (found.loss, alone.loss):
-        assert loss == pytest.approx(plain.loss, rel=1e-5 if lossless else 0.02)
-    if not lossless:
-        assert found.weights_sha256 != plain.weights_sha256
+    hooked, alone = (trained(workers, recipe, Hooked(name=name)) for workers in (2, 1))
+    assert hooked.drifted_ranks == []
+    is_lossless = "powerSGD" not in name
+    for loss in (hooked.loss, alone.loss):
+        assert loss == pytest.approx(plain.loss, rel=1e-5 if is_lossless else 0.02)
+    assert is_lossless or hooked.weights_sha256 != plain.weights_sha256

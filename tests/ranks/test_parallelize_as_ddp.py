@@ -6,7 +6,6 @@ import io
 import os
 import pickle
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -25,9 +24,8 @@ from firecaffe.errors import FirecaffeError
 from firecaffe.script.hook import HookState
 from firecaffe.script.script_exchange import timeout_of
 from firecaffe.transport.exchange import Exchange
+from tests.ranks.test_parallelize import Wrap, gradients_of, register
 from tests.world import Ranks
-
-Wrap = Callable[..., DistributedDataParallel]
 
 
 def network(sparse: bool = False) -> nn.Module:
@@ -40,10 +38,6 @@ def batch(step: int) -> Tensor:
     """Another one on every rank and in every step."""
     generator = torch.Generator().manual_seed(10 * step + int(os.environ["RANK"]))
     return torch.randint(7, (4, 2), generator=generator)
-
-
-def gradients_of(model: nn.Module) -> list[Tensor]:
-    return [p.grad.to_dense().clone() for p in model.parameters() if p.grad is not None]
 
 
 def steps(model: nn.Module, count: int = 3) -> list[Tensor]:
@@ -62,14 +56,6 @@ def largest_difference(ours: list[Tensor], theirs: list[Tensor]) -> float:
     return max(float((a - b).norm() / b.norm().clamp_min(1e-30)) for a, b in pairs)
 
 
-def hooked(module: nn.Module, **options: Any) -> DistributedDataParallel:
-    """What someone does who builds DDP himself."""
-    parallel = DistributedDataParallel(module, **options)
-    group = options.get("process_group")
-    parallel.register_comm_hook(*firecaffe.adapt.ddp_hook(process_group=group))
-    return parallel
-
-
 def subgroups() -> dict[str, float]:
     """Ranks 0 and 2 train one model, with another one in its place after it is dropped; rank 1
     trains its own."""
@@ -81,7 +67,7 @@ def subgroups() -> dict[str, float]:
         model = firecaffe.parallelize(network(), process_group=group)
         found[f"parallelize {attempt}"] = largest_difference(steps(model), expected)
         del model
-    registered = hooked(network(), process_group=group)
+    registered = register(network(), process_group=group)
     found["comm_hook"] = largest_difference(steps(registered), expected)
     return found
 
@@ -113,9 +99,9 @@ def joins() -> dict[str, float]:
             uneven(wrap, **words), uneven(DistributedDataParallel, **words)
         )
         for words in ({}, {"divide_by_initial_world_size": False})
-        for wrap in (firecaffe.parallelize, hooked)
+        for wrap in (firecaffe.parallelize, register)
         # DDP itself takes no heed of the word if a hook is registered by hand.
-        if not (wrap is hooked and "divide_by_initial_world_size" in words)
+        if not (wrap is register and "divide_by_initial_world_size" in words)
     }
 
 
@@ -137,29 +123,11 @@ def copies() -> dict[str, float]:
     assert threading.active_count() == threads
     found = {}
     for name, other in others.items():
-        with counted() as calls:
-            found[name] = largest_difference(steps(other), expected)
-        assert calls, f"{name}: nothing went through our exchange"
-    return found
-
-
-class counted:  # noqa: N801
-    """Counts sums of our exchange."""
-
-    def __enter__(self) -> list[int]:
-        self.calls: list[int] = []
         real = Exchange.all_reduce
-
-        def all_reduce(exchange: Exchange, vector: Tensor, **words: int) -> None:
-            self.calls.append(vector.numel())
-            real(exchange, vector, **words)
-
-        self.patch = patch.object(Exchange, "all_reduce", all_reduce)
-        self.patch.start()
-        return self.calls
-
-    def __exit__(self, *_: object) -> None:
-        self.patch.stop()
+        with patch.object(Exchange, "all_reduce", autospec=True, side_effect=real) as sums:
+            found[name] = largest_difference(steps(other), expected)
+        assert sums.called, f"{name}: nothing went through our exchange"
+    return found
 
 
 def sparse() -> dict[str, float]:
