@@ -25,6 +25,18 @@ def train(folder: str, steps: int) -> None:
     attached.detach()
 
 
+def attempt(folder: str, number: int, steps: int) -> str:
+    """What is said of an attempt of torchrun's."""
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+    try:
+        train(folder, steps)
+    except RunError as error:
+        return str(error)
+    if dist.is_initialized():
+        dist.barrier()
+    return ""
+
+
 def attach_in_turns(folder: str) -> list[str]:
     """Three attempts of one script, of which the second is lost one step early on rank 1; then a
     second run of the third attempt into the same folder."""
@@ -32,40 +44,22 @@ def attach_in_turns(folder: str) -> list[str]:
     rank = dist.get_rank()
     for name in ("RANK", "LOCAL_RANK"):
         os.environ.pop(name)
-    for attempt, steps in enumerate((2, 4 - rank, 1)):
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
-        train(folder, steps)
-        dist.barrier()
-    refused = []
-    try:
-        train(folder, 1)
-    except RunError as error:
-        refused.append(str(error))
-    return refused
+    turns = ((0, 2), (1, 4 - rank), (2, 1), (2, 1))
+    return [attempt(folder, number, steps) for number, steps in turns]
 
 
 def test_rank_and_restart(ranks: Ranks, tmp_path: Path) -> None:
-    for rank, [message] in enumerate(ranks.run(2, attach_in_turns, str(tmp_path))):
-        assert f"rank-{rank}.jsonl exists already" in message
+    for rank, said in enumerate(ranks.run(2, attach_in_turns, str(tmp_path))):
+        assert said[:3] == [""] * 3
+        assert f"rank-{rank}.jsonl exists already" in said[3]
     rows = read_timings(tmp_path)
     assert [row["step"] for row in rows[0]] == [1, 2, 3, 4, 5, 6, 7]
     assert [row["step"] for row in rows[1]] == [1, 2, 3, 4, 5, 7]
 
 
-def attach_to_a_foreign_folder(folder: str) -> str:
-    """The first attempt is refused; so is the next."""
-    messages = []
-    for attempt in range(2):
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
-        try:
-            train(folder, 1)
-        except RunError as error:
-            messages.append(str(error))
-    return " ".join(messages)
-
-
 def test_a_restart_does_not_open_the_folder_of_another_run(ranks: Ranks, tmp_path: Path) -> None:
+    """The first attempt is refused; so is the next."""
     (tmp_path / "timings").mkdir()
     (tmp_path / "timings" / "rank-0.jsonl").touch()
-    [messages] = ranks.run(1, attach_to_a_foreign_folder, str(tmp_path))
-    assert messages.count("exists already") == 2
+    for number in range(2):
+        assert "exists already" in ranks.run(1, attempt, str(tmp_path), number, 1)[0]

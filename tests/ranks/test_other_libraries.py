@@ -12,6 +12,7 @@ from firecaffe import DataConfig, ModelConfig, Recipe, RunConfig, SolverConfig, 
 from firecaffe.data import TensorDataset
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.stages import cut_stages
+from tests.kit.worlds import NAMED
 from tests.unit.parallel.in_stages import check_same_bits
 from tests.world import Ranks
 
@@ -48,55 +49,54 @@ class WithLoss(nn.Module):
         return outputs
 
 
-def fit(folder: str, has_own_loss: bool) -> firecaffe.Result:
-    inputs = {"input_ids": WORDS, "labels": CLASSES} if has_own_loss else WORDS
-    recipe = Recipe(
-        train=TrainConfig(12, 4, steps=3, device="cpu"),
-        solver=SolverConfig(type="adamw", base_lr=0.01),
-        run=RunConfig(folder, tensorboard=False),
-    )
-    data = TensorDataset(inputs, CLASSES, 3)
-    return firecaffe.train(recipe, WithLoss if has_own_loss else bert, data, data)
+MAKERS = (bert, WithLoss)
+
+
+def fit(folder: Path) -> list[firecaffe.Result]:
+    """Of each of `MAKERS`."""
+    results = []
+    for make in MAKERS:
+        inputs = WORDS if make is bert else {"input_ids": WORDS, "labels": CLASSES}
+        recipe = Recipe(
+            train=TrainConfig(12, 4, steps=3, device="cpu"),
+            solver=SolverConfig(type="adamw", base_lr=0.01),
+            run=RunConfig(str(folder / make.__name__), tensorboard=False),
+        )
+        data = TensorDataset(inputs, CLASSES, 3)
+        results.append(firecaffe.train(recipe, make, data, data))
+    return results
 
 
 def test_networks_of_transformers(ranks: Ranks, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[dev]'")
-    losses = []
-    for has_own_loss in (False, True):
-        folders = [tmp_path / f"{has_own_loss}-{workers}" for workers in (1, 2)]
-        found = [
-            ranks.shared(workers, fit, str(folder), has_own_loss)[0]
-            for workers, folder in enumerate(folders, 1)
-        ]
-        assert len({each.state_sha256 for each in found}) == 1
-        assert found[0].metrics == found[1].metrics
-        losses.append(found[0].history[0]["loss"])
-        network: Any = firecaffe.load(folders[0], WithLoss if has_own_loss else bert)
-        logits = (network.bert if has_own_loss else network)(WORDS).logits
-        assert int((logits.argmax(1) == CLASSES).sum()) == round(found[0].top1 * len(CLASSES))
+    bert()  # which loads all that it takes, as ranks have
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as on ranks
+    alone = fit(tmp_path / "alone")
+    torch.set_num_threads(threads)
+    two, _ = ranks.shared(2, fit, tmp_path / "two")
+    for make, one, of_two in zip(MAKERS, alone, two, strict=True):
+        assert one.state_sha256 == of_two.state_sha256
+        assert one.metrics == of_two.metrics
+        network: Any = firecaffe.load(of_two.folder, make)
+        logits = (network if make is bert else network.bert)(WORDS).logits
+        assert int((logits.argmax(1) == CLASSES).sum()) == round(one.top1 * len(CLASSES))
     # At the start, before the weights are others: the mean cross entropy, whoever computes it.
-    assert losses[1] == pytest.approx(2 * losses[0])
-
-
-def fit_by_name(folder: str) -> firecaffe.Result:
-    recipe = Recipe(
-        model=ModelConfig("timm:mobilenetv3_small_050", args={"drop_rate": 0.2}),
-        data=DataConfig("generated"),
-        train=TrainConfig(8, 4, steps=2, eval_batch_size=500, device="cpu"),
-        run=RunConfig(folder, tensorboard=False),
-    )
-    return firecaffe.train(recipe)
+    assert alone[1].history[0]["loss"] == pytest.approx(2 * alone[0].history[0]["loss"])
 
 
 def test_a_network_of_timm(ranks: Ranks, tmp_path: Path) -> None:
     timm = pytest.importorskip("timm", reason="needs timm and torchvision")
-    folders = [tmp_path / str(workers) for workers in (1, 2)]
-    found = [
-        ranks.shared(workers, fit_by_name, str(folder))[0]
-        for workers, folder in enumerate(folders, 1)
-    ]
-    assert len({each.state_sha256 for each in found}) == 1
-    network = firecaffe.load(folders[0])
+    recipe = Recipe(
+        model=ModelConfig("timm:mobilenetv3_small_050", args={"drop_rate": 0.2}),
+        data=DataConfig("generated"),
+        train=TrainConfig(8, 4, steps=2, eval_batch_size=500, device="cpu"),
+    )
+    one, two = (
+        ranks.shared(workers, NAMED, recipe, tmp_path / str(workers))[0] for workers in (1, 2)
+    )
+    assert one.state_sha256 == two.state_sha256
+    network = firecaffe.load(one.folder)
     made = timm.create_model("mobilenetv3_small_050", num_classes=10, in_chans=1)
     assert network.state_dict().keys() == made.state_dict().keys()
     assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
