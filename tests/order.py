@@ -47,7 +47,6 @@ ranks/test_constraints.py
 unit/caffe/test_golden_solvers.py
 unit/transport/test_execute.py
 unit/caffe/test_hostile_files.py
-ranks/test_adapters.py
 ranks/test_measured_shares.py
 unit/exchange/test_one_rank.py
 ranks/test_split_parts.py
@@ -63,7 +62,6 @@ cli/test_import_path.py
 cli/test_locale.py
 cli/test_import_caffe.py
 ranks/test_other_libraries.py
-ranks/test_auto_layout.py
 ranks/test_stage_run.py
 unit/test_meta_kernels.py
 cli/test_fcz_file.py

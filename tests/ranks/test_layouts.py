@@ -53,7 +53,6 @@ LAYOUTS = {
     "model 2": ParallelConfig(1, 2, HEAD, 4),
     "model 4": ParallelConfig(1, 4, HEAD, 4),
     "2 x 2": ParallelConfig(2, 2, HEAD, 4),
-    "trick 2": ParallelConfig(1, 2, HEAD, 4, "one_weird_trick"),
     "trick 2 x 2": ParallelConfig(2, 2, HEAD, 4, "one_weird_trick"),
 }
 ALONE = ParallelConfig(split=HEAD, parts=4)
@@ -134,34 +133,6 @@ def test_a_loss_scale_of_float16(trained: Trained) -> None:
     meta = json.loads((checkpoint_of(alone, 6) / "meta.json").read_text())
     assert meta["scaler"]["scale"] < 65_536 / 8
     assert end(trained(4, changed(recipe, parallel=LAYOUTS["trick 2 x 2"]), training)) == end(alone)
-
-
-class Wide(Net):
-    """With fully connected layers whose parts power_sgd makes smaller."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.classifier = nn.Sequential(
-            *(nn.Linear(63, 240), nn.ReLU(inplace=True), nn.Dropout(0.5)),
-            *(nn.Linear(240, 90), nn.ReLU(inplace=True), nn.Linear(90, 4)),
-        )
-
-
-@pytest.mark.parametrize("codec", ["int8", "power_sgd"])
-def test_encoded_gradients(trained: Trained, codec: str) -> None:
-    """By rows, and of all together; from the first step, and from a checkpoint that the layout
-    before has made.
-    """
-    recipe = changed(
-        RECIPE,
-        exchange={"compressor": codec, "compressor_level": 1},
-        checkpoint=CheckpointConfig(2, keep_last=0),
-    )
-    training = Training(Wide, 68)
-    alone = trained(1, changed(recipe, parallel=ALONE), training)
-    trick = trained(2, changed(recipe, parallel=LAYOUTS["trick 2"]), training)
-    rows = changed(recipe, parallel=LAYOUTS["2 x 2"])
-    assert end(trick) == end(trained(4, rows, training, checkpoint_of(trick, 2))) == end(alone)
 
 
 class Frozen(Net):

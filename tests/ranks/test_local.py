@@ -39,7 +39,6 @@ from firecaffe.schema import read_rows
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.modes.local.replica_steps import Average, LocalOutcome, LocalStepper
 from tests.kit.worlds import EVERYTHING, Trained, Training, changed, checkpoint_of, end
-from tests.ranks.networks import Everything
 from tests.ranks.test_invariance import RECIPE as INVARIANT
 from tests.ranks.test_stage_layouts import loud
 from tests.world import Ranks
@@ -128,25 +127,6 @@ def test_each_replica_has_a_loss_scale_of_its_own(trained: Trained) -> None:
     # Replica 0 alone has samples in an epoch's last step.
     assert kept[0]["_growth_tracker"] > kept[1]["_growth_tracker"]
     assert end(trained(3, recipe, training, saved[len(saved) // 2])) == end(alone)
-
-
-def test_with_one_step_a_round_it_is_synchronous_to_rounding(trained: Trained) -> None:
-    """Plain SGD on as many workers as replicas; BatchNorm's statistics too."""
-    plain = changed(
-        RECIPE,
-        train={"steps": 4},
-        data=DataConfig(hold_out=0.04),  # two whole steps an epoch
-        solver=SolverConfig(base_lr=0.1, momentum=0.0),
-        synchrony={"local_steps": 1},
-    )
-    local, every_step = (
-        {key: each for key, each in tensors.items() if key[:2] in ("pa", "bu")}
-        for recipe in (plain, changed(plain, synchrony=SynchronyConfig()))
-        for tensors in [load_newest(trained(4, recipe).folder)[0].tensors]
-    )
-    assert any("running_var" in key for key in local)
-    torch.testing.assert_close(local, every_step, rtol=1e-5, atol=1e-6)
-    assert not torch.equal(local["parameter/conv.weight"], Everything().conv.weight)
 
 
 @pytest.mark.parametrize(("overlap", "whole"), [(0, [4, 8, 10]), (1, [5, 9, 10])])

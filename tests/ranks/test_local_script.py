@@ -14,9 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 import firecaffe
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError, CheckpointError, RecipeError
+from tests.unit.training.modes.local.test_rules import RATE, outer_step
 from tests.world import Ranks
 
-RANKS, EVERY, STEPS, RATE = 3, 3, 8, 0.2
+RANKS, EVERY, STEPS = 3, 3, 8
 
 
 class Net(nn.Module):
@@ -125,13 +126,10 @@ def written_out(outer: str, rate: float, momentum: float, zero: bool) -> dict[st
             step_of(net, optimizer, step, rank)
         if (step + 1) % EVERY and step + 1 < STEPS:
             continue
-        for name, before in start.items():
+        for name, x in start.items():
             weights = [net.get_parameter(name).detach() for net in nets]
-            difference = before - torch.stack(weights).mean(0)
-            scale = 1 if outer == "nesterov" else RATE
-            slow[name] = momentum * slow[name] + difference / scale
-            moved = difference + momentum * slow[name] if outer == "nesterov" else slow[name]
-            start[name] = before - rate * scale * moved
+            difference = x - torch.stack(weights).mean(0)
+            start[name], slow[name] = outer_step(x, slow[name], difference, outer, rate, momentum)
             for weight in weights:
                 weight.copy_(start[name])
         for optimizer in optimizers if zero else ():

@@ -7,7 +7,6 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -260,37 +259,16 @@ def test_networks_that_are_drawn_in_other_ways(
     assert result.identity_doubts == ([doubt] if kind is ByRank else [])
 
 
-@dataclass(frozen=True)
-class Given(Training):
-    """By a function that makes the same network in each call, or returns one and the same."""
-
-    is_one: bool = False
-
-    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        torch.manual_seed(3)
-        network = Net()
-        first = {name: each.clone() for name, each in network.state_dict().items()}
-
-        def fresh() -> Net:
-            made = network if self.is_one else Net()
-            made.load_state_dict(first)
-            return made
-
-        return Training(fresh)(recipe, folder)
-
-
 @pytest.mark.parametrize("layout", ["split", "stages"])
-def test_one_and_the_same_network_takes_first_weights(
-    trained: Trained, layout: str, tmp_path: Path
-) -> None:
+def test_first_weights_of_a_file(trained: Trained, layout: str, tmp_path: Path) -> None:
     """What fits is the file's, what does not is rank 0's."""
     torch.manual_seed(1)
     state = Net().state_dict()
     del state["classifier.0.weight"], state["features.1.running_mean"]  # these stay fresh
     torch.save(state, file := tmp_path / "w.pt")
     recipe = changed(SHORT, model=ModelConfig(weights=str(file)))
-    expected = trained(1, changed(recipe, parallel=alone(layout)), Given())
-    result = trained(2, changed(recipe, parallel=LAYOUTS[layout]), Given(is_one=True))
+    expected = trained(1, changed(recipe, parallel=alone(layout)), Training(Net))
+    result = trained(2, changed(recipe, parallel=LAYOUTS[layout]), Training(Net))
     assert end(result) == end(expected)
 
 
