@@ -49,11 +49,12 @@ ROWS = {"features.[01]": "rows", "features.4": "filters", **HEAD}
 RATES = {"base_lr": 0.1, "lr_mult": {"*.bias": 2.0, "features.6.branch4.*": 0.5}}
 NORMS: dict[str, Any] = {"type": "lamb", "clip_gradients": 0.5, **RATES}
 
+TRICK: Any = "one_weird_trick"
 LAYOUTS = {
     "model 2": ParallelConfig(1, 2, HEAD, 4),
     "model 4": ParallelConfig(1, 4, HEAD, 4),
     "2 x 2": ParallelConfig(2, 2, HEAD, 4),
-    "trick 2 x 2": ParallelConfig(2, 2, HEAD, 4, "one_weird_trick"),
+    "trick 2 x 2": ParallelConfig(2, 2, HEAD, 4, TRICK),
 }
 ALONE = ParallelConfig(split=HEAD, parts=4)
 
@@ -133,6 +134,25 @@ def test_a_loss_scale_of_float16(trained: Trained) -> None:
     meta = json.loads((checkpoint_of(alone, 6) / "meta.json").read_text())
     assert meta["scaler"]["scale"] < 65_536 / 8
     assert end(trained(4, changed(recipe, parallel=LAYOUTS["trick 2 x 2"]), training)) == end(alone)
+
+
+class Wide(Net):
+    """With fully connected layers whose parts power_sgd makes smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classifier = nn.Sequential(nn.Linear(63, 240), nn.Dropout(0.5), nn.Linear(240, 4))
+
+
+@pytest.mark.parametrize("codec", ["int8", "power_sgd"])
+def test_encoded_gradients(trained: Trained, codec: str) -> None:
+    """By rows, and of all together; other codecs, and resumes, are in the matrix."""
+    words = {"classifier.*": "neurons"}
+    alone, trick = ParallelConfig(split=words, parts=4), ParallelConfig(1, 2, words, 4, TRICK)
+    coded = {"compressor": codec, "compressor_level": 1}
+    recipe = changed(RECIPE, exchange=coded, train={"steps": 3}, parallel=alone)
+    expected = trained(1, recipe, Training(Wide, 68))
+    assert end(trained(2, changed(recipe, parallel=trick), Training(Wide, 68))) == end(expected)
 
 
 class Frozen(Net):
