@@ -239,9 +239,19 @@ class ByRank(Net):
 
 
 class Seeded(Training):
+    """Whose result's network is made by its function, and has the weights of the training."""
+
     def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
         np.random.seed(7)
-        return super().__call__(recipe, folder, resume)
+        result = super().__call__(recipe, folder, resume)
+        model = result.model
+        named: list[tuple[str, Tensor]] = [
+            *((f"parameter/{name}", each) for name, each in model.named_parameters()),
+            *((f"buffer/{name}", each) for name, each in model.named_buffers()),
+        ]
+        assert (type(model), model.training) == (self.network, False)
+        assert digest(named) == result.weights_sha256
+        return result
 
 
 @pytest.mark.parametrize(
@@ -270,25 +280,6 @@ def test_first_weights_of_a_file(trained: Trained, layout: str, tmp_path: Path) 
     expected = trained(1, changed(recipe, parallel=alone(layout)), Training(Net))
     result = trained(2, changed(recipe, parallel=LAYOUTS[layout]), Training(Net))
     assert end(result) == end(expected)
-
-
-def has_its_weights(recipe: Recipe, folder: Path) -> bool:
-    """Whether the result's network has the weights of the training, without a moving average."""
-    result = Training(Net)(recipe, folder)
-    model = result.model
-    named: list[tuple[str, Tensor]] = [
-        *((f"parameter/{name}", each) for name, each in model.named_parameters()),
-        *((f"buffer/{name}", each) for name, each in model.named_buffers()),
-    ]
-    return type(model) is Net and not model.training and digest(named) == result.weights_sha256
-
-
-@pytest.mark.parametrize("layout", ["split", "stages"])
-def test_the_results_network_is_made_by_its_function(
-    ranks: Ranks, layout: str, tmp_path: Path
-) -> None:
-    recipe = changed(SHORT, parallel=LAYOUTS[layout])
-    assert ranks.shared(2, has_its_weights, recipe, tmp_path / "run") == [True] * 2
 
 
 def test_one_and_the_same_network_is_whole_no_more(tmp_path: Path) -> None:
