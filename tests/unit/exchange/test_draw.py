@@ -24,15 +24,6 @@ round 3  ◄───┼───►   │  n/4
 round 4  ◄───►   ◄───►  n/2
 """
 
-PAIRED_UP = """
-rank     0   1   2
-         │   │   │
-round 1  ◄═══╡   │  n
-         │   │   │
-round 2  ◄═══╪═══►  n
-         │   │   │
-round 3  ├───►   │  n
-"""
 
 EVERYBODY = """
 rank     0   1   2   3   4
@@ -58,25 +49,6 @@ rounds 4-5  ├───┼───►   │   │   │  n/3
 round 6     ├───►   ├───►   ├───►  n
 """
 
-DOUBLE_TREE = """
-rank     0   1   2   3   4
-         │   │   │   │   │
-round 1  ╞═══►   ◄═══╡   │  n/2
-         │   ◄═══►   │   │
-         │   │   │   │   │
-round 2  │   │   │   ◄═══╡  n/2
-         │   ╞═══╪═══►   │
-         │   │   ╞═══╪═══►
-         ╞═══╪═══╪═══╪═══►
-         │   │   │   │   │
-round 3  │   │   │   ├───►  n/2
-         │   ◄───┼───┤   │
-         │   │   ◄───┼───┤
-         ◄───┼───┼───┼───┤
-         │   │   │   │   │
-round 4  ◄───┤   ├───►   │  n/2
-         │   ◄───►   │   │
-"""
 
 ODD = """
 rank     0   1   2
@@ -103,9 +75,7 @@ rounds 2, 4, ..., 8  ◄───┤   │  n/8
 
 BY_HAND = {
     ("halving_doubling", 4, 8): HALVING_DOUBLING,
-    ("recursive_doubling", 3, 8): PAIRED_UP,
     ("sharded_parameter_server", 5, 10): EVERYBODY,
-    ("double_tree", 5, 16): DOUBLE_TREE,
     ("double_tree", 3, 8 * 32_768): TAKING_TURNS,
     ("hierarchical(tree,ring)", 6, 12): NODES,
 }
@@ -154,16 +124,6 @@ def numbers_of(name: str) -> range:
     first, *others = map(int, re.findall(r"\d+", name))
     step = others[0] - first if "," in name else 1
     return range(first, (others or [first])[-1] + 1, step)
-
-
-@pytest.mark.parametrize("algorithm", ["pipelined_tree", "double_tree"])
-def test_many_segments_are_no_longer_a_picture_than_a_few(algorithm: str) -> None:
-    for world_size in [2, 3, 4, 8, 16]:
-        few, many = (
-            draw(ALGORITHMS[algorithm](world_size, segments * 32_768)).splitlines()
-            for segments in (24, 100)
-        )
-        assert len(few) == len(many)
 
 
 LOOKS = {

@@ -85,34 +85,3 @@ def test_two_ranks_of_thousands_say_the_same(name: str, world_size: int) -> None
             assert rank in (t.source, t.destination)
             other = t.source + t.destination - rank
             assert t in rounds_of(other)[number]
-
-
-@pytest.mark.parametrize("algorithm", ["tree", "recursive_doubling", "halving_doubling"])
-def test_twice_the_ranks_go_on_where_half_of_them_end(algorithm: str) -> None:
-    """What is proved of 2^k ranks carries over: the first k rounds up are those of every aligned
-    half, and the one after them joins rank r of one half with rank r of the other.
-    """
-    for levels in range(1, 12):
-        half = 1 << levels
-        numbers = random.Random(levels)
-        for rank in {0, half - 1, *(numbers.randrange(half) for _ in range(5))}:
-            for side in (0, half):
-                few = partners(algorithm, half, rank, levels)
-                many = partners(algorithm, 2 * half, rank + side, levels + 1)
-                assert {k: v + side for k, v in few.items()} == {
-                    k: v for k, v in many.items() if k < levels
-                }
-                joined = many.get(levels)
-                assert joined in (None, (rank + side) ^ half)
-                assert joined is not None or (algorithm == "tree" and rank)
-
-
-def partners(algorithm: str, world_size: int, rank: int, levels: int) -> dict[int, int]:
-    """Whom a rank meets in each of so many first rounds, which add."""
-    is_paired_first = algorithm != "tree"  # their round 0 is for other world sizes
-    found = {}
-    for number, transfers in ALGORITHMS[algorithm](world_size, 2 * world_size).rounds_of(rank):
-        for t in transfers:
-            if t.reduce and number - is_paired_first < levels:
-                found[number - is_paired_first] = t.source + t.destination - rank
-    return found

@@ -5,16 +5,16 @@ schedules that are wrong in every way that it must notice.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TypeAlias
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from firecaffe.exchange import ALGORITHMS
-from firecaffe.exchange.leaves import tree_sum
+from firecaffe.exchange.collectives import COLLECTIVES
 from firecaffe.exchange.proof import Proof, check, prove
 from firecaffe.exchange.schedule import (
+    ALL_TO_ALL,
     OwnRound,
     Round,
     Transfer,
@@ -25,7 +25,6 @@ from firecaffe.exchange.schedule import (
 )
 from tests.kit.exchange import add, copy
 
-Sum: TypeAlias = "int | tuple[Sum, Sum]"
 REFUSED: dict[str, tuple[Round, str]] = {
     "source beyond the ranks": ((add(3, 0),), r"round 1: .* names a rank outside 0\.\.2"),
     "destination beyond the ranks": ((add(0, 3),), r"names a rank outside 0\.\.2"),
@@ -115,23 +114,6 @@ def test_lower_bound(world_size: int, bound: float) -> None:
     assert lower_bound_elements(world_size, 60) == pytest.approx(bound)
 
 
-def from_the_root(lo: int, hi: int) -> Sum:
-    """The tree from its root: the left side takes the largest power of two below the whole."""
-    if hi - lo == 1:
-        return lo
-    left = 1
-    while 2 * left < hi - lo:
-        left *= 2
-    return from_the_root(lo, lo + left), from_the_root(lo + left, hi)
-
-
-@pytest.mark.parametrize("count", range(1, 71))
-def test_tree_sum_is_the_tree_seen_from_its_root(count: int) -> None:
-    values: list[Sum] = list(range(count))
-    assert tree_sum(values, lambda a, b: (a, b)) == from_the_root(0, count)
-    assert values == list(range(count))
-
-
 @given(st.integers(0, 10**6), st.integers(1, 300))
 def test_shards_cover_the_vector_evenly(num_elements: int, parts: int) -> None:
     slices = shards(num_elements, parts)
@@ -186,15 +168,18 @@ def test_tree_order_is_lost_in_one_element_alone() -> None:
     assert prove(from_rounds("by hand", 4, 10, rounds)) == OTHER_ORDER
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("world_size", [2, 3, 5, 8])
-def test_every_transfer_of_every_algorithm_is_needed(algorithm: str, world_size: int) -> None:
-    """With its whole slice."""
-    schedule = ALGORITHMS[algorithm](world_size, 4 * world_size)
-    for index, round_ in enumerate(schedule.rounds):
-        for left_out in range(len(round_)):
-            rest = round_[:left_out] + round_[left_out + 1 :]
-            shorter = round_[left_out]._replace(stop=round_[left_out].stop - 1)
-            for changed in (rest, (*rest, shorter)):
-                rounds = (*schedule.rounds[:index], changed, *schedule.rounds[index + 1 :])
-                assert not prove(replace(schedule, whole=rounds)).complete
+EVERY = {**ALGORITHMS, **{f"{k} {n}": m for k, of in COLLECTIVES.items() for n, m in of.items()}}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_transfer_of_every_schedule_is_needed(name: str) -> None:
+    """With its whole slice, but in an all-to-all, whose blocks are proved as wholes."""
+    for world_size in (2, 3, 5, 8):
+        schedule = EVERY[name](world_size, 4 * world_size**2)
+        for index, round_ in enumerate(schedule.rounds):
+            for place, transfer in enumerate(round_):
+                rest = round_[:place] + round_[place + 1 :]
+                shorter = transfer._replace(stop=transfer.stop - 1)
+                for changed in [rest] if schedule.kind == ALL_TO_ALL else [rest, (*rest, shorter)]:
+                    rounds = (*schedule.rounds[:index], changed, *schedule.rounds[index + 1 :])
+                    assert not prove(replace(schedule, whole=rounds)).complete

@@ -1,9 +1,11 @@
 """The executor ends with the bits of the interpreter, over a network that is as unhelpful as can
-be: all-reduces, collectives of every kind, and ranks with several inputs.
+be: all-reduces, collectives of every kind, and ranks with several inputs. The interpreter adds as
+the proof says; and what a rank does round by round.
 """
 
 from collections.abc import Iterator
 from functools import cache, partial
+from itertools import chain, product
 
 import pytest
 import torch
@@ -11,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from firecaffe.exchange import find_schedule, fold
+from firecaffe.exchange import ALGORITHMS, find_schedule, fold
 from firecaffe.exchange.collectives import COLLECTIVES
 from firecaffe.exchange.leaves import equal_shares, sum_of_nodes, tree_sum
+from firecaffe.exchange.route import adds_in_tree_order
 from firecaffe.exchange.schedule import Transfer, from_rounds, shards
 from firecaffe.transport.execute import (
+    AHEAD,
     PieceUnderWay,
     RankRound,
     execute,
@@ -26,6 +30,7 @@ from firecaffe.transport.interpret import interpret
 from tests.kit.exchange import (
     MAKERS,
     OVER_NODES,
+    WORLD_SIZES,
     MakeSchedule,
     add,
     copy,
@@ -204,3 +209,86 @@ def test_fold_adds_as_the_tree_over_leaves(
 
     network.run([partial(run, rank) for rank in range(world_size)])
     assert all(same_bits(total, expected) for total in totals)
+
+
+@pytest.mark.parametrize("algorithm", [*MAKERS, "hierarchical(tree,ring)"])
+def test_interpreted_bits_are_those_of_the_tree_where_the_proof_says_so(algorithm: str) -> None:
+    """And the inputs stay as they are."""
+    for world_size in WORLD_SIZES:
+        vectors = random_vectors(world_size, 1009)
+        before = [vector.clone() for vector in vectors]
+        results = interpret(find(algorithm, 1)(world_size, 1009), vectors)
+        tree = tree_sum(before, torch.add)
+        assert len(results) == world_size
+        assert all(torch.allclose(result, tree, atol=1e-4) for result in results)
+        assert all(same_bits(result, results[0]) for result in results)
+        in_order = adds_in_tree_order(algorithm.split(", ")[0], world_size)
+        assert same_bits(results[0], tree) == in_order
+        assert all(map(same_bits, vectors, before))
+
+
+def test_transfers_read_what_was_there_when_the_round_began() -> None:
+    vectors = [torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0]), torch.tensor([100.0, 200.0])]
+    results = interpret(
+        from_rounds("by hand", 3, 2, ((add(0, 1, 0, 2), add(1, 2, 0, 2)),)), vectors
+    )
+    assert [result.tolist() for result in results] == [[1, 2], [11, 22], [110, 220]]
+
+
+def used(round_: RankRound) -> set[int]:
+    """Elements of the vector that the round reads or writes."""
+    slices = [
+        *((start, stop) for _, start, stop, _ in round_.sends),
+        *((receive.start, receive.stop) for receive in round_.receives),
+        *((addition.start, addition.stop) for addition in round_.additions),
+    ]
+    return set(chain.from_iterable(range(*slice_) for slice_ in slices))
+
+
+@pytest.mark.parametrize("algorithm", [*MAKERS, "hierarchical(tree,ring)"])
+def test_only_what_is_still_in_use_goes_over_scratch(algorithm: str) -> None:
+    """All receives are posted AHEAD rounds early: none overwrites what those rounds touch."""
+    for world_size, num_elements in product(WORLD_SIZES, (0, 1, 5, 61)):
+        schedule = find(algorithm, 1)(world_size, num_elements)
+        for rank in range(world_size):
+            rounds = rounds_of_rank(schedule, rank)
+            for index, round_ in enumerate(rounds):
+                before = set().union(*map(used, rounds[max(0, index - AHEAD) : index]))
+                for receive in round_.receives:
+                    if receive.scratch is None:
+                        assert before.isdisjoint(range(receive.start, receive.stop))
+                for start, stop, _ in round_.detours:
+                    assert not before.isdisjoint(range(start, stop))
+
+
+def test_a_rank_skips_the_rounds_in_which_it_does_nothing() -> None:
+    schedule = ALGORITHMS["tree"](4, 8)
+    assert [len(rounds_of_rank(schedule, rank)) for rank in range(4)] == [4, 2, 4, 2]
+
+
+def test_scratch_holds_every_part_that_is_added_in_a_round() -> None:
+    [push, pull] = rounds_of_rank(ALGORITHMS["parameter_server"](5, 100), 0)
+    assert (scratch_elements([push]), scratch_elements([pull])) == (4 * 100, 0)
+
+
+def test_only_a_peer_of_the_round_that_is_due_is_told_early() -> None:
+    """A leaf of the tree hears of its parent's total while it sends; a ring's neighbor stays. Of
+    partners that change, only the last one is met twice running. A root sends nothing while it
+    hears its children.
+    """
+
+    def aheads(algorithm: str, world_size: int, rank: int) -> list[int]:
+        schedule = ALGORITHMS[algorithm](world_size, 64)
+        return [round_.ahead for round_ in rounds_of_rank(schedule, rank)]
+
+    assert aheads("tree", 4, rank=1) == [1, 0]
+    assert aheads("tree", 4, rank=0)[0] == 2
+    assert aheads("ring", 4, rank=2) == [2, 2, 2, 2, 1, 0]
+    assert aheads("halving_doubling", 8, rank=5) == [0, 0, 1, 0, 0, 0]
+
+
+def test_what_depends_on_timing_is_not_executed() -> None:
+    schedule = from_rounds("race", 3, 4, [(copy(0, 2, 0, 4), copy(1, 2, 0, 4))])
+    assert rounds_of_rank(schedule, 0)  # a sender's own part is no race
+    with pytest.raises(ValueError, match="overwrites"):
+        rounds_of_rank(schedule, 2)
