@@ -12,7 +12,6 @@ from torch import nn
 
 from firecaffe.gradients.buckets import cut, layout_of, make_buckets, views_like
 from firecaffe.gradients.shards import Shards, cut_buckets, held_elements, make_shards, spans_of
-from firecaffe.models import build_model
 
 
 def tensors() -> list[torch.Tensor]:
@@ -115,22 +114,6 @@ def test_what_a_large_bucket_lacks_smaller_ones_make_up() -> None:
     # Rows of 1: as equal as can be, in each bucket.
     buckets, ends = zip(*(spans_of([(size, 1)]) for size in (99, 60, 31)), strict=True)
     assert [cuts[1] for cuts in cut_buckets(buckets, ends, 2)] == [49, 30, 16]
-
-
-def test_alexnet_in_rows_and_in_whole_parameters() -> None:
-    """Its largest parameter is 62 % of the weights: its owner has no less."""
-    with torch.device("meta"):
-        named = dict(build_model("alexnet").named_parameters())
-    sizes = [each.numel() for each in named.values()]
-    order = list(range(len(sizes)))[::-1]
-    for whole, most in ((False, 0.251), (True, 0.63)):
-        held = [0] * 4
-        for rank in range(4):
-            shards = make_shards(named, order, 4_000_000, 4, rank, whole)
-            held[rank] = sum(each.numel() for each in shards.own.values())
-        assert sum(held) == sum(sizes)
-        assert max(held) / sum(sizes) <= most
-    assert max(sizes) / sum(sizes) == pytest.approx(0.62, abs=0.005)
 
 
 def parameters() -> dict[str, nn.Parameter]:

@@ -10,7 +10,7 @@ import pytest
 from firecaffe.errors import RecipeError
 from firecaffe.synchrony.clock import SimulatedClock, seconds_of
 from firecaffe.synchrony.config import LIMITS, SERVED, SynchronyConfig
-from firecaffe.synchrony.events import Event, Pull, Tally, to_row
+from firecaffe.synchrony.events import Event, Tally, to_row
 from firecaffe.synchrony.log import Ledger
 from firecaffe.synchrony.server_policies import Leaves, make_policy
 
@@ -96,32 +96,24 @@ def test_measured_times_are_drawn_from_the_file(tmp_path: Path) -> None:
 
 NO_FILE = r"cannot be read .*must be the timings of a run"
 NO_TIMES = r"synchrony\.speeds_from"
+WRONG = {
+    **dict.fromkeys([b"", b"{}\n", b"7\n", b"[" * 99999], NO_TIMES),
+    **dict.fromkeys(map(line, ("0", "-1", "true", "NaN", "1e308")), NO_TIMES),
+    **dict.fromkeys([b"\x0eR\rA\xda\xde\n", line("9" * 400), b"\0" * 200 + b"\n"], NO_FILE),
+}
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        *((text, NO_TIMES) for text in (b"", b"{}\n", b"7\n", b"[" * 99999)),
-        *((line(time), NO_TIMES) for time in ("0", "-1", "true", "NaN", "1e308")),
-        *(
-            (data, NO_FILE)
-            for data in (b"\x0eR\rA\xda\xde\n", line("9" * 400), b"\0" * 200 + b"\n")
-        ),
-    ],
-)
-def test_what_is_no_file_of_times_is_told_in_a_line(data: bytes, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "rank-0.jsonl"
-    path.write_bytes(data)
-    with pytest.raises(RecipeError, match=said) as caught:
-        seconds_of(measured(path), 3)
-    assert str(caught.value).isprintable()
-    assert "\\x" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("path", "said"), [("/dev/zero", NO_FILE), ("/none", "No such file")])
-def test_a_file_of_times_is_there_and_regular(path: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=f"{path}: {said}"):
-        seconds_of(measured(path), 3)
+def test_what_is_no_file_of_times_is_told_in_a_line(tmp_path: Path) -> None:
+    cases = {"/dev/zero": f"/dev/zero: {NO_FILE}", "/none": "/none: No such file"}
+    for number, (data, said) in enumerate(WRONG.items()):
+        path = tmp_path / str(number)
+        path.write_bytes(data)
+        cases[str(path)] = said
+    for name, said in cases.items():
+        with pytest.raises(RecipeError, match=said) as caught:
+            seconds_of(measured(name), 3)
+        assert str(caught.value).isprintable()
+        assert "\\x" not in str(caught.value)
 
 
 @pytest.mark.parametrize("end", [0, 1], ids=["least", "most"])
@@ -134,11 +126,17 @@ def test_speeds_at_their_limits(end: int) -> None:
         assert counts.time_s > 1
 
 
-@pytest.mark.parametrize("mode", SERVED)
-def test_it_goes_on_from_its_state(mode: str) -> None:
-    words: dict[str, Any] = {"learners": 5, "speeds": "gamma", "spread": 0.6}
-    whole = events_of(clock(mode, **words))
-    first, second = clock(mode, **words), clock(mode, **words)
+GOES_ON: list[dict[str, Any]] = [{"mode": mode} for mode in SERVED]
+GOES_ON += [{"mode": "backup", "dropped": "again"}]
+GOES_ON += [{"mode": "asynchronous", "gradients_per_update": 3}]
+
+
+@pytest.mark.parametrize("mode_words", GOES_ON, ids=str)
+def test_it_goes_on_from_its_state(mode_words: dict[str, Any]) -> None:
+    """After a hundred events, with the state as JSON: with the events of one run."""
+    words: dict[str, Any] = {"learners": 5, "speeds": "gamma", "spread": 0.6, **mode_words}
+    whole = events_of(clock(**words))
+    first, second = clock(**words), clock(**words)
     counted, goes_on = Tally(), Tally()
     for _ in range(100):
         counted.take(first.next())
@@ -165,13 +163,3 @@ def test_it_goes_on_from_a_state_of_version_0_2() -> None:
     state["counts"] = [[learner, int(learner < 3)] for learner in range(5)]
     second.load_state_dict({**state, "free_at": {}})
     assert [to_row(event) for event in events_of(second)] == [to_row(event) for event in whole[5:]]
-
-
-def test_random_speeds_spread_the_leaves_unevenly() -> None:
-    events = events_of(clock("asynchronous", learners=4, speeds="gamma", spread=1.0))
-    pulls = [event.work.learner for event in events if isinstance(event, Pull)]
-    shares = sorted(pulls.count(learner) for learner in range(4))
-    assert shares[0] < 60 < shares[-1]
-    counts = tally(events)
-    assert counts.mean_staleness == pytest.approx(3, abs=0.2)
-    assert max(counts.staleness) > 5

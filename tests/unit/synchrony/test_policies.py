@@ -3,17 +3,14 @@
 import json
 from functools import partial
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firecaffe.synchrony.config import SERVED, SynchronyConfig
 from firecaffe.synchrony.events import Pull, Push
 from firecaffe.synchrony.log import Ledger
 from firecaffe.synchrony.server_policies import (
-    SYNCHRONY,
     Asynchronous,
     Backup,
     BackupAgain,
@@ -21,20 +18,10 @@ from firecaffe.synchrony.server_policies import (
     LeafQueue,
     Leaves,
     Stale,
-    make_policy,
 )
 from tests.unit.synchrony.drive import LEAVES, POLICIES, all_leaves, drive, pushes, updates
 
 seeds = st.integers(0, 2**32)
-
-
-def test_every_mode_with_a_server_has_a_policy() -> None:
-    assert tuple(SYNCHRONY) == SERVED
-    for mode in SYNCHRONY:
-        assert make_policy(SynchronyConfig(mode), LEAVES, 3).version == LEAVES.first_step
-    kinds: dict[Any, type] = {"forget": Backup, "again": BackupAgain}
-    for dropped, kind in kinds.items():
-        assert type(make_policy(SynchronyConfig("backup", dropped=dropped), LEAVES, 3)) is kind
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -154,14 +141,6 @@ def test_a_straggler_s_leaf_is_made_up_for() -> None:
     assert policy.version == 0
 
 
-def test_s_of_0_is_rounds() -> None:
-    """All pull at one version, and all have pushed before anyone pulls again."""
-    leaves = Leaves(0, 3, 3, per_step=4, per_epoch=12)
-    events = drive(lambda queue: Stale(queue, 4, 0, 0), Random(1).randrange, leaves)
-    pulled = [event.work.version for event in events if isinstance(event, Pull)]
-    assert pulled == [0] * 4 + [4] * 4 + [8] * 4
-
-
 def test_softsync_s_staleness_is_about_n() -> None:
     """Zhang et al. 2016: c = N / n gradients an update have a mean staleness of about n."""
     leaves = Leaves(0, 40, 40, per_step=24, per_epoch=960)
@@ -186,22 +165,6 @@ def test_a_lost_learner_s_leaf_goes_to_others_and_its_gradient_is_dropped() -> N
     assert policy.in_flight[1].leaf == first.leaf == Leaf(2, 0)
     with pytest.raises(ValueError, match="learner 1"):
         policy.begin(1)  # it has work
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_goes_on_from_its_state(name: str) -> None:
-    """Half of the events, then the state as JSON, then the other half: those of one run."""
-    whole = drive(POLICIES[name], Random(3).randrange)
-    policy = POLICIES[name](LeafQueue(LEAVES))
-    for place, event in enumerate(whole):
-        if place == len(whole) // 2:
-            state = json.loads(json.dumps(policy.state_dict()))
-            policy = POLICIES[name](LeafQueue(LEAVES))
-            policy.load_state_dict(state)
-        if isinstance(event, Pull):
-            assert policy.begin(event.work.learner) == event.work
-        elif isinstance(event, Push):
-            assert (policy.contribute(event.work), policy.commit()) == (event.counts, event.update)
 
 
 def desk(version: int, next_: list[int], *returned: list[int]) -> dict[str, object]:

@@ -62,18 +62,13 @@ def test_every_step_is_in_one_round_of_each_fragment_or_synchronous(
     assert rounds.longest_wait == max(after - one for one, after in pairwise(stops))
 
 
-def test_before_the_first_round_none_is_averaged() -> None:
-    rounds = plan(steps=10, local_steps=4, synchronous=3)
-    assert all_of(rounds, 10) == [Round(0, 3, 7, 7), Round(0, 7, 10, 10)]
-    assert (Rounds(7).longest_wait, Rounds(7).taken(7)) == (0, [])
-
-
 def test_fragments_take_turns() -> None:
     rounds = plan(steps=19, local_steps=8, fragments=3, overlap_steps=1)
     taken = {done: [each.fragment for each in rounds.taken(done)] for done in range(20)}
     turns = {2: [0], 5: [1], 8: [2], 10: [0], 13: [1], 16: [2], 18: [0], 19: [0, 1, 2]}
     assert {done: each for done, each in taken.items() if each} == turns
     assert (rounds.longest_wait, rounds.mean_cycle, rounds.averages(18)) == (3, 6, 6)
+    assert (Rounds(7).longest_wait, Rounds(7).taken(7)) == (0, [])
 
 
 def test_the_quadratic_rule() -> None:
@@ -89,7 +84,6 @@ def test_the_quadratic_rule() -> None:
     assert [each.steps for each in taken if each.first in (0, 20)] == [2, 10]
     # As long as the rate rises its highest counts: as after the warm-up, which the rule's authors
     # set for it.
-    words = {"local_steps": 2, "growth_coefficient": 0.65}
     words = {"local_steps": 2, "growth_coefficient": 0.65}
     rises = plan(40, 0, lambda step: 0.2 * min(1, (step + 1) / 10), **words)
     assert all_of(rises, 40)[0].steps == floor((0.65 / 0.2) ** 2) == 10

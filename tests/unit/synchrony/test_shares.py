@@ -59,21 +59,6 @@ def test_shares_change_for_a_gain_alone(case: tuple[int, list[float]], data: st.
         assert next_shares(num_leaves, seconds, found) == found
 
 
-def test_a_worker_at_half_speed_has_half_as_many() -> None:
-    shares = next_shares(56, [1.0, 1.0, 1.0, 2.0], equal_shares(56, 4))
-    assert [len(share) for share in shares] == [16, 16, 16, 8]
-    assert nodes(56, shares) == (1, 4)
-    # 28 s before, on the slow one.
-    assert longest_s(shares, [1.0, 1.0, 1.0, 2.0]) == 16.0
-
-
-def test_noise_changes_nothing() -> None:
-    equal = equal_shares(32, 4)
-    assert next_shares(32, [1.0, 1.03, 0.98, 1.01], equal) == equal
-    # One of 8 goes to another, who then has 9: no gain, and no subtrees any more.
-    assert next_shares(32, [1.0, 1.0, 1.0, 1.11], equal) == equal
-
-
 @pytest.mark.parametrize("said", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_time_that_says_nothing_is_that_of_the_fastest(said: float) -> None:
     equal = equal_shares(8, 2)
@@ -87,8 +72,5 @@ def test_many_workers_are_no_burden() -> None:
     shares = balanced_shares(1024, seconds)
     assert sum(map(len, shares)) == 1024
     assert longest_s(shares, seconds) < 1.1 * 1024 / sum(1 / each for each in seconds)
-
-
-def test_more_workers_than_micro_batches_are_refused() -> None:
     with pytest.raises(ValueError, match="3 workers for 2 micro-batches"):
         balanced_shares(2, [1.0, 1.0, 1.0])

@@ -4,21 +4,16 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS, make_compressor
 from firecaffe.gradients.compressors.codec import (
-    ROW,
     BucketLayout,
     Compressor,
     LowRank,
-    RowCodec,
-    TensorCodec,
 )
-from firecaffe.gradients.compressors.feedback import NodeMemory, keep_rest
+from firecaffe.gradients.compressors.feedback import NodeMemory
 from tests.unit.gradients.compressors.local_wire import LocalWire, flatten, make_layouts, unflatten
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -31,7 +26,6 @@ SHAPES: dict[str, tuple[int, ...]] = {
 LAYOUTS = make_layouts(SHAPES, [["empty", "w", "one"], ["scalar", "b"]])
 ONE_BUCKET = make_layouts(SHAPES, [["b", "w", "scalar", "empty", "one"]])
 CASTS = ("float16", "bfloat16")
-FORGETFUL = pytest.mark.parametrize("name", CASTS)
 REMEMBERING = pytest.mark.parametrize("name", [name for name in COMPRESSORS if name not in CASTS])
 EVERY = pytest.mark.parametrize("name", COMPRESSORS)
 
@@ -56,22 +50,6 @@ def gradient(seed: int, scale: float = 1.0) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("name", ["int8", "threshold", "top_k"])
-@given(values=st.lists(st.floats(-(2.0**60), 2.0**60, width=32), min_size=1, max_size=ROW))
-def test_sent_and_rest_are_exactly_x(name: str, values: list[float]) -> None:
-    codec = COMPRESSORS[name]
-    x = torch.zeros(ROW)
-    x[: len(values)] = torch.tensor(values)
-    memory = torch.zeros(ROW)
-    if isinstance(codec, RowCodec):
-        sent = codec.decode(codec.encode(x))
-    else:
-        assert isinstance(codec, TensorCodec)
-        sent = codec.decode(codec.encode(x, memory), ROW)
-    keep_rest(memory, x, sent)
-    assert torch.equal(sent + memory, x)
-
-
 @REMEMBERING
 def test_all_that_was_sent_and_the_last_memory_are_all_gradients(name: str) -> None:
     compressor = make_compressor(name, LAYOUTS)
@@ -93,24 +71,13 @@ def test_what_waits_is_less_than_the_gradients_of_sixty_steps(name: str) -> None
     compressor = make_compressor(name, LAYOUTS)
     steady = gradient(0)
     waiting = gradient(0, scale=0.0)
-    for index in range(300):
+    for index in range(150):
         noisy = {key: steady[key] + 0.5 * gradient(index + 1)[key] for key in SHAPES}
         total = step(compressor, [noisy])
         for key in SHAPES:
             waiting[key] += noisy[key] - total[key]
     for key in SHAPES:
         assert waiting[key].norm() <= 60 * steady[key].norm()
-
-
-@FORGETFUL
-def test_a_cast_remembers_nothing(name: str) -> None:
-    compressor = make_compressor(name, LAYOUTS)
-    first = step(compressor, [gradient(0)])
-    assert compressor.state() == {}
-    again = step(compressor, [gradient(0)])
-    assert all(torch.equal(first[key], again[key]) for key in SHAPES)
-    with pytest.raises(CheckpointError, match=r"compressor memory '0\.w', which"):
-        compressor.load_state({"0.w": torch.zeros(480)}, [0])
 
 
 @EVERY
@@ -137,15 +104,8 @@ def test_what_is_not_finite_is_in_the_total_once(name: str, number: float) -> No
     assert all(memory.isfinite().all() for memory in compressor.state().values())
     total = step(compressor, [gradient(4), gradient(5)])
     assert all(value.isfinite().all() for value in total.values())
-
-
-def test_one_infinity_of_each_sign_is_not_nothing() -> None:
-    # Their sum is NaN, not 0.
-    compressor = make_compressor("top_k", LAYOUTS)
-    total = step(
-        compressor, [{**gradient(0), "b": torch.full((300,), s * math.inf)} for s in (1, -1)]
-    )
-    assert total["b"][:4].isnan().all()
+    opposed = [{**gradient(0), "one": torch.full((1,), sign * number)} for sign in (1, -1)]
+    assert step(compressor, opposed)["one"].isnan()  # the sum of infinities is NaN, not 0
 
 
 @REMEMBERING
@@ -178,6 +138,7 @@ def test_other_buckets_go_on_with_a_state_to_the_same_bits(
     assert all(torch.equal(found[key], expected[key]) for key in SHAPES)
     forgetful = step(make_compressor(name, LAYOUTS), later)
     assert all(torch.equal(forgetful[key], expected[key]) for key in SHAPES) == (name in CASTS)
+    assert (before.state() == {}) == (name in CASTS)
 
 
 def flat_layout(*names: str) -> BucketLayout:
@@ -222,18 +183,16 @@ def test_a_rank_reads_its_own_nodes_memory_alone() -> None:
     assert not memory.vectors(1, zeros)[0].any()
 
 
-@pytest.mark.parametrize(
-    ("key", "length", "message"),
-    [
-        ("0.d", 3, "compressor memory '0.d', which this model"),
-        ("a", 3, "compressor memory 'a', which this model"),
-        ("x.a", 3, "compressor memory 'x.a', which this model"),
-        ("12.a", 4, r"memory '12.a' has shape \(4,\); the parameter needs \(3,\)"),
-    ],
-)
-def test_memory_of_another_model_is_refused(key: str, length: int, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        NodeMemory([flat_layout("a")], ["a"]).load_state({key: torch.zeros(length)}, [0, 12])
+def test_memory_of_another_model_is_refused() -> None:
+    memory = NodeMemory([flat_layout("a")], ["a"])
+    for key in ("0.d", "a", "x.a"):
+        with pytest.raises(CheckpointError, match=f"'{key}', which this model"):
+            memory.load_state({key: torch.zeros(3)}, [0, 12])
+    with pytest.raises(CheckpointError, match=r"'12.a' has shape \(4,\); .* needs \(3,\)"):
+        memory.load_state({"12.a": torch.zeros(4)}, [0, 12])
+    for name in CASTS:
+        with pytest.raises(CheckpointError, match=r"compressor memory '0\.w', which"):
+            make_compressor(name, LAYOUTS).load_state({"0.w": torch.zeros(480)}, [0])
 
 
 def test_an_unknown_compressor_is_named_with_those_there_are() -> None:
