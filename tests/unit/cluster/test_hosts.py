@@ -4,12 +4,10 @@ stores that ranks hold for each other.
 
 import os
 import socket
-import threading
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import psutil
 import pytest
@@ -46,12 +44,9 @@ NO_PORT = ["node:", "node:0", "node:65536", "node:port", "[::1]29400"]
 def test_a_place_is_taken_apart_and_put_together() -> None:
     for text, place in PLACES.items():
         assert (split_place(text), join_place(*place)) == (place, text)
-
-
-@pytest.mark.parametrize("text", [*NO_HOST, *NO_PORT])
-def test_what_is_no_place(text: str) -> None:
-    with pytest.raises(ValueError, match="HOST:PORT"):
-        split_place(text)
+    for text in (*NO_HOST, *NO_PORT):
+        with pytest.raises(ValueError, match="HOST:PORT"):
+            split_place(text)
 
 
 def interfaces(*addresses: str) -> dict[str, list[SimpleNamespace]]:
@@ -166,89 +161,47 @@ def test_a_host_that_does_not_come_is_waited_for_and_named(
     assert all(place in line for line in lines)
 
 
-@patch.dict(os.environ)  # where a launcher names the attempt for its ranks
-def test_who_is_there_is_said_until_all_are(
+def test_who_is_there_is_said_until_all_are_or_time_is_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(agent, "SAY_EVERY_S", 0.01)
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # as `launch` does
-    place = join_place(LOOPBACK, free_port())
-    waits = threading.Event()
-    launches = []
-    for name in ("192.0.2.1", "192.0.2.2"):
-        (tmp_path / name).mkdir()
-        launches.append(launch_at(two(place), name, tmp_path / name))
-    first, second = launches
-    tell = first.on_waiting
-
-    def tell_once_there(waited_s: float) -> None:
-        if first.met._state_holder.state.participants:
-            tell(waited_s)
-            waits.set()
-
-    monkeypatch.setattr(first, "on_waiting", tell_once_there)
-    groups = [each.agent.get_worker_group() for each in launches]
-    thread = threading.Thread(target=first.agent._rendezvous, args=(groups[0],))
-    thread.start()
-    assert waits.wait(300)
-    second.agent._rendezvous(groups[1])
-    thread.join()
-    assert {group.group_rank for group in groups} == {0, 1}
-    line = capsys.readouterr().err.splitlines()[0]
-    assert place in line
-    assert "--rdzv-id a run" in line
-    assert "of 600 s" in line
-    assert "1 of 2 there (192.0.2.1)" in line
-    for each in launches:
-        each.handler.shutdown()
-
-
-def test_who_came_is_said_if_not_all_did(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A host alone waits for nobody: its own ranks may take a while to meet."""
+    monkeypatch.setattr(agent, "SAY_EVERY_S", 0.2)
     for each in (launcher, hosts):
         monkeypatch.setattr(each, "PATIENCE_S", 1.0)
     place = join_place(LOOPBACK, free_port())
     with pytest.raises(LaunchError, match=r"1 of 2 hosts came in 1 s.*a run: 192\.0\.2\.1"):
         launch_at(two(place), "192.0.2.1", tmp_path).run()
+    line = capsys.readouterr().err.splitlines()[-1]
+    for said in (place, "--rdzv-id a run", "of 1 s", "1 of 2 there (192.0.2.1)"):
+        assert said in line
+    alone = launch_at(Hosts(2), LOOPBACK, tmp_path)
+    alone.on_waiting(10.0)
+    assert capsys.readouterr().err == ""
+    alone.handler.shutdown()
 
 
 GLOO = "GLOO_SOCKET_IFNAME"
 
 
-@pytest.mark.parametrize(
-    ("name_leads_inward", "master", "local", "chosen"),
-    [
+def test_gloo_is_told_where_others_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would tell them the loopback address that this host's own name leads to."""
+    monkeypatch.setattr(groups, "own_addresses", lambda _: ["192.0.2.2"])
+    monkeypatch.setattr(groups, "interface_of", {"192.0.2.2": "eth7", LOOPBACK: "lo"}.get)
+    for leads_inward, master, local, chosen in (
         (True, "192.0.2.1", "1", "eth7"),
         (False, "192.0.2.1", "1", None),
         (True, LOOPBACK, "1", "lo"),
         (True, "192.0.2.1", "2", "lo"),
-    ],
-)
-def test_gloo_is_told_where_others_find_it(
-    monkeypatch: pytest.MonkeyPatch,
-    name_leads_inward: bool,
-    master: str,
-    local: str,
-    chosen: str | None,
-) -> None:
-    """Else it would tell them the loopback address that this host's own name leads to."""
-    monkeypatch.setenv(GLOO, "")
-    monkeypatch.delenv(GLOO)
-    monkeypatch.setenv("MASTER_ADDR", master)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-    own = {socket.gethostname(): name_leads_inward}
-    monkeypatch.setattr(groups, "is_inward", lambda name: own.get(name, False))
-    monkeypatch.setattr(groups, "own_addresses", lambda _: ["192.0.2.2"])
-    monkeypatch.setattr(groups, "interface_of", {"192.0.2.2": "eth7", LOOPBACK: "lo"}.get)
-    choose_interface(2)
-    assert os.environ.get(GLOO) == chosen
-
-
-def test_a_host_alone_waits_for_nobody(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Its own ranks may take a while to meet, and that is no host's fault."""
-    alone = launch_at(Hosts(2), LOOPBACK, tmp_path)
-    alone.on_waiting(10.0)
-    assert capsys.readouterr().err == ""
-    alone.handler.shutdown()
+    ):
+        with monkeypatch.context() as patched:
+            patched.setenv(GLOO, "")
+            patched.delenv(GLOO)
+            patched.setenv("MASTER_ADDR", master)
+            patched.setenv("LOCAL_WORLD_SIZE", local)
+            own = {socket.gethostname(): leads_inward}
+            patched.setattr(groups, "is_inward", lambda name, own=own: own.get(name, False))
+            choose_interface(2)
+            assert os.environ.get(GLOO) == chosen
 
 
 TIMEOUT = timedelta(seconds=300)

@@ -51,10 +51,13 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
         assert os.environ[SECRET] == "a secret"
         os.environ[ATTEMPT] = "7"  # as the agent does
         os.environ[SET] = "by another thread"
+        assert "OMP_NUM_THREADS" in os.environ
     assert SECRET not in os.environ
     assert os.environ[ATTEMPT] == "before"
     assert os.environ[SET] == "by another thread"
     assert not cleared
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # a caller's word for ranks is kept
+    assert _variables_of_ranks(Hosts(1), LOOPBACK, b"a secret")["OMP_NUM_THREADS"] == "3"
 
 
 def test_the_runs_folder_is_had_though_a_question_before_is_overdue() -> None:
@@ -73,11 +76,6 @@ def test_the_runs_folder_is_had_though_a_question_before_is_overdue() -> None:
         assert launch._folders() == [Path("/runs/1")]
         group.store = None
         assert launch._folders() == [Path("/runs/1")]
-
-
-def test_a_callers_words_for_ranks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert _variables_of_ranks(Hosts(1), LOOPBACK, b"a secret")["OMP_NUM_THREADS"] == "3"
 
 
 def test_torchs_agent_alone_is_silent(

@@ -83,17 +83,30 @@ def test_who_has_ended_first_is_told_of_when_rank_0_has_its_word(launcher: Launc
     assert launcher.killed == []
 
 
-def test_who_is_given_up_is_killed_if_stopped(launcher: Launcher) -> None:
-    launcher.say(Fault("frozen", 2, "host", 7, "rank 0: silent"))
-    launcher.let_go.look({1: RUNS, 2: STOPPED})
-    assert (launcher.killed, launcher.let_go.ranks) == ([2], {2})
-    assert launcher.told == [(2, "frozen", 0)]
+OF_RANK_0 = Fault("killed", 0, "host", 7, "rank 1")
+GOES_ALONG = Fault("other", 1, "host", 7, ANOTHER)
+LOOKS: dict[str, tuple[list[Fault], dict[int, SeenProcess], list[tuple[int, str, int]]]] = {
+    "given up and stopped": ([gone(2)], {1: RUNS, 2: STOPPED}, [(2, "gone", 0)]),
+    "given up twice": (
+        [gone(1), gone(1), gone(2)],
+        {1: STOPPED, 2: STOPPED},
+        [(1, "gone", 0), (2, "gone", 0)],
+    ),
+    "rank 0": ([], {0: failed(-9)}, []),
+    "for a lost rank 0": ([], {1: failed(10, OF_RANK_0)}, []),
+    "for another": ([], {1: failed(8, GOES_ALONG)}, []),
+    **{f"with all, by {code}": ([], {1: failed(code)}, []) for code in sorted(TOGETHER)},
+}
+"""Whom rank 0 has given up, what is seen of ranks, and who goes; who has not ended is killed."""
 
 
-def test_one_that_is_given_up_twice_hides_no_other(launcher: Launcher) -> None:
-    launcher.say(gone(1), gone(1), gone(2))
-    launcher.let_go.look({1: STOPPED, 2: STOPPED})
-    assert launcher.killed == [1, 2]
+@pytest.mark.parametrize("case", LOOKS)
+def test_who_is_let_go(launcher: Launcher, case: str) -> None:
+    faults, seen, told = LOOKS[case]
+    launcher.say(*faults)
+    launcher.let_go.look(seen)
+    assert launcher.told == told
+    assert launcher.let_go.ranks == {*launcher.killed} == {rank for rank, *_ in told}
 
 
 def test_who_is_given_up_and_runs_has_time_for_its_last_word(
@@ -140,20 +153,6 @@ def test_nobody_goes_without_a_word_of_rank_0(launcher: Launcher) -> None:
     launcher.say(gone(1), is_over=True)
     launcher.let_go.look({1: failed(-9), 2: failed(-9)})
     assert launcher.let_go.ranks == {1}
-
-
-OF_RANK_0 = Fault("killed", 0, "host", 7, "rank 1")
-GOES_ALONG = Fault("other", 1, "host", 7, ANOTHER)
-OF_ALL = [(1, failed(10, OF_RANK_0)), (1, failed(8, GOES_ALONG)), (0, failed(-9))]
-
-
-@pytest.mark.parametrize(
-    ("rank", "seen"), [*OF_ALL, *((1, failed(code)) for code in sorted(TOGETHER))]
-)
-def test_ends_that_are_those_of_all(launcher: Launcher, rank: int, seen: SeenProcess) -> None:
-    launcher.say()
-    launcher.let_go.look({rank: seen})
-    assert launcher.let_go.ranks == set()
 
 
 def test_a_store_out_of_reach_lets_nobody_go(
@@ -279,12 +278,6 @@ def test_a_store_out_of_reach_ends_no_ranks(asking: Aside, monkeypatch: pytest.M
     store.is_up.set()
     assert meeting.num_nodes_waiting() == 0
     assert not meeting.shutdown()
-
-
-def test_an_answer_and_an_error_are_those_of_the_call(asking: Aside) -> None:
-    assert asking.run(lambda: 3) == 3
-    with pytest.raises(ZeroDivisionError):
-        asking.run(lambda: 1 // 0)
 
 
 class AskedToEndError(Exception):
