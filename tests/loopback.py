@@ -1,4 +1,4 @@
-"""Whether this host can be reached by IPv6, at least by itself."""
+"""This host's own network: whether it can be reached by IPv6, at least by itself; a free port."""
 
 import socket
 
@@ -10,3 +10,8 @@ def has_ipv6() -> bool:
             return True
     except OSError:
         return False
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -2,15 +2,15 @@
 
 import json
 import os
-import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.faults.on_purpose import environment
 from benchmarks.kit.small_run import RECIPE, command, state_of, steps_of
 from firecaffe.cluster.secret import SECRET
+from tests.faults.runs import meeting, read
+from tests.loopback import free_port
 from tests.typed import Typed, firecaffe, python
 
 HOST = """
@@ -44,18 +44,11 @@ def disks(tmp_path: Path) -> list[Path]:
     return found
 
 
-def read(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text())
-    return value
-
-
 def on_both(disks: list[Path], *words: str, faults: dict[str, str]) -> list[tuple[str, str]]:
     """What a launcher on each of the two says, once both have ended well."""
     *own, seen = disks
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = f"127.0.0.1:{free.getsockname()[1]}"
-    meeting = ["--nnodes", "2", "--rdzv-endpoint", place, "--rdzv-id", "apart"]
-    training = command(seen / "recipe.toml", Path("run"), 1, *words, *meeting)[3:]
+    recipe, where = seen / "recipe.toml", meeting(free_port(), "apart")
+    training = command(recipe, Path("run"), 1, *words, *where)[3:]
     secret = {SECRET: "that of these two hosts"}
     with (
         Typed("-c", HOST, own[0], seen, *training, environment=faults | secret) as a,

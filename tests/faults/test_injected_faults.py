@@ -4,7 +4,6 @@ The rank that is named is the one that the fault was put into; the weights at th
 run that nothing has happened to.
 """
 
-import json
 import os
 import re
 import subprocess
@@ -25,6 +24,7 @@ from benchmarks.kit.small_run import (
 )
 from firecaffe.faults import KINDS
 from firecaffe.training.plugins import VARIABLE as PLUGINS
+from tests.faults.runs import lines_of_ours, read, write_recipe
 from tests.typed import python
 
 STEPS = 12
@@ -36,9 +36,11 @@ WORDS = ("--train.steps", str(STEPS), "--checkpoint.every", "3", "--exchange.sil
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
-    path.write_text(RECIPE)
-    return path
+    return write_recipe(tmp_path_factory.mktemp("recipe"))
+
+
+def fault_of(folder: Path) -> dict[str, Any]:
+    return read(folder / "fault.json")
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +60,6 @@ def train(
 ) -> subprocess.CompletedProcess[str]:
     training = command(recipe, folder, workers, *WORDS, *words)[1:]
     return python(*training, environment=environment(*faults))
-
-
-def fault_of(folder: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads((folder / "fault.json").read_text())
-    return value
 
 
 KIND_OF = {
@@ -95,7 +92,7 @@ def check_restart(
     assert done.returncode == 0, done.stderr
     assert state_of(folder) == undisturbed
     assert steps_of(folder) == list(range(1, STEPS + 1))  # none lost, none twice
-    (line,) = [each for each in done.stderr.splitlines() if each.startswith("firecaffe: ")]
+    (line,) = lines_of_ours(done.stderr)
     assert line.endswith("; restart 1 of 1")
     assert check_line(line, folder, injected)["then"] == "restart 1 of 1"
 
@@ -120,9 +117,7 @@ def test_a_shard_that_is_truncated_while_it_is_read(tmp_path: Path) -> None:
     assert done.returncode == KINDS["data"].exit_code, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"firecaffe: rank 1 on {os.uname().nodename} ")
-    assert re.search(
-        r"packed/train-0000\d\.shard, sample \d+: \d+ of \d+ bytes could be read; i", line
-    )
+    assert re.search(r"train-0000\d\.shard, sample \d+: \d+ of \d+ bytes could be read; i", line)
     assert fault_of(tmp_path / "run")["rank"] == 1
 
 
@@ -175,25 +170,21 @@ def test_a_kill_between_the_folder_and_its_announcement(recipe: Path, tmp_path: 
 
 def test_the_soak_in_short() -> None:
     """A few kills at random moments, and the run ends in the undisturbed bits."""
-    words = ["--kills", 2, "--steps", 60, "--workers", 2, "--seed", 5, "--pause", 2]
+    words = ["--kills", 2, "--steps", 30, "--workers", 2, "--seed", 5, "--pause", 1]
     done = python("-m", "benchmarks.faults.soak", *words)
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
-    assert said
-    assert all(line.endswith("right") for line in said)
+    assert all(line.endswith("right") for line in done.stdout.splitlines() or [""])
 
 
 def test_restarts_come_to_an_end(recipe: Path, tmp_path: Path) -> None:
     faults = ["kill:rank=2,step=5", "kill:rank=1,step=8,attempt=1"]
     done = train(recipe, tmp_path / "run", "--max-restarts", "1", faults=faults)
     assert done.returncode == KINDS["killed"].exit_code, done.stderr
-    first, last = [each for each in done.stderr.splitlines() if each.startswith("firecaffe: ")]
+    first, last = lines_of_ours(done.stderr)
     assert first.endswith("; restart 1 of 1")
-    check_line(last, tmp_path / "run", "kill")
+    assert check_line(last, tmp_path / "run", "kill")["then"] == "the run ended"
     assert not (tmp_path / "run" / "result.json").exists()
-    fault = fault_of(tmp_path / "run")
-    assert fault["then"] == "the run ended"
-    (earlier,) = fault["earlier"]
+    (earlier,) = fault_of(tmp_path / "run")["earlier"]
     assert (earlier["rank"], earlier["step"], earlier["then"]) == (2, 5, "restart 1 of 1")
 
 
@@ -210,18 +201,6 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert "an older checkpoint is taken" in done.stdout
     assert "going on after step 3" in done.stdout
     check_restart(done, tmp_path / "run", "kill", undisturbed)
-
-
-def test_a_full_disk_is_told_and_the_run_goes_on(
-    recipe: Path, tmp_path: Path, undisturbed: str
-) -> None:
-    done = train(recipe, tmp_path / "run", faults=["disk_full:step=6"], workers=2)
-    assert done.returncode == 0, done.stderr
-    assert "warning: checkpoint of step 6 not saved" in done.stdout
-    assert "No space left on device" in done.stdout
-    assert state_of(tmp_path / "run") == undisturbed
-    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
-    assert kept == ["step-00000003", "step-00000009", "step-00000012"]
 
 
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=SLOW), 3])

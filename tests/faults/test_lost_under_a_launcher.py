@@ -1,32 +1,33 @@
-"""Workers of a server that are lost under a launcher: it lets them go, and the others go on."""
+"""Workers of a server that are lost under a launcher: it lets them go, and the others go on. And a
+worker that comes to a run that is there, computes as its ranks do, and may be lost as they may.
+"""
 
 import json
 import os
-import socket
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.faults.on_purpose import environment
-from benchmarks.kit.small_run import RECIPE, command
+from benchmarks.kit.small_run import command
+from firecaffe.cli.train import main
 from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import World
+from firecaffe.errors import AgreementError, LaunchError, RecipeError
 from firecaffe.faults import KINDS
 from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.training.plugins import VARIABLE as PLUGINS
 from firecaffe.training.verification import replay
-from tests.typed import Typed, python
+from tests.faults import held
+from tests.faults.runs import SERVED, lines_of_ours, meeting, read, write_recipe
+from tests.loopback import free_port
+from tests.typed import Typed, firecaffe, python
+from tests.unit.cluster.watches import until
 
-SYNCHRONY = """
-[exchange]
-silent_s = 2.0
-[solver]
-base_lr = 0.002
-[synchrony]
-mode = "asynchronous"
-warm_steps = 2
-"""
 STEPS = 12
 WORDS = ("--train.steps", str(STEPS), "--checkpoint.every", "4")
 HOST = os.uname().nodename
@@ -35,14 +36,7 @@ ALONE = World(0, 1, torch.device("cpu"))
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
-    path.write_text(RECIPE + SYNCHRONY)
-    return path
-
-
-def read(path: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(path.read_text())
-    return value
+    return write_recipe(tmp_path_factory.mktemp("recipe"), SERVED)
 
 
 def check_whole(folder: Path, lost: set[str], steps: int = STEPS) -> None:
@@ -61,7 +55,7 @@ def test_its_exit_code_is_that_of_the_rest(recipe: Path, tmp_path: Path) -> None
     training = command(recipe, folder, 4, *WORDS, "--train.steps", str(steps))[1:]
     done = python(*training, environment=environment(*faults))
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("firecaffe: ")]
+    lines = lines_of_ours(done.stderr)
     assert len(lines) == 3
     for rank, words in enumerate(("was killed", "froze", "failed"), 1):
         (line,) = [each for each in lines if each.startswith(f"firecaffe: rank {rank} on {HOST} ")]
@@ -105,10 +99,7 @@ def test_a_lost_server_starts_again_from_its_newest_checkpoint(
 
 def test_a_launcher_without_ranks_waits_for_the_others(recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = f"127.0.0.1:{free.getsockname()[1]}"
-    words = [*WORDS, "--nnodes", "2", "--rdzv-endpoint", place, "--rdzv-id", "lost"]
-    training = command(recipe, folder, 1, *words)[1:]
+    training = command(recipe, folder, 1, *WORDS, *meeting(free_port(), "lost"))[1:]
     faults = environment("kill:rank=1,step=5") | {SECRET: "that of these two hosts"}
     with (
         Typed(*training, environment=faults) as first,
@@ -117,9 +108,75 @@ def test_a_launcher_without_ranks_waits_for_the_others(recipe: Path, tmp_path: P
         said = [first.communicate(), second.communicate()]
         assert [first.wait(), second.wait()] == [0, 0], said
     # Who of the two has rank 1 is the store's choice.
-    errors = [line for _, each in said for line in each.splitlines()]
-    assert len(errors) == 1, errors
-    (line,) = errors
+    (line,) = [line for _, errors in said for line in errors.splitlines()]
     assert line.startswith(f"firecaffe: rank 1 on {HOST}")
     assert line.endswith("SIGKILL (seen by its launcher); the others go on")
     check_whole(folder, {"1"})
+
+
+def place_in(run: Typed) -> str:
+    """Where workers may come, as the run says it."""
+    for line in run.stdout:
+        if found := re.search(r"--join (\S+)", line):
+            return found[1]
+    raise AssertionError("the run does not say it")
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "events.jsonl").read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def test_one_that_comes_computes_beside_those_that_are_left(tmp_path: Path) -> None:
+    """Rank 1 is killed. One comes and is killed too; another comes and stays. Rank 0 is held
+    meanwhile. The second has the run's `in_flight`, not its own.
+    """
+    folder, file, steps = tmp_path / "run", tmp_path / "go on", 16
+    words = ("--train.steps", str(steps))
+    recipe = write_recipe(tmp_path, SERVED.replace("2.0", "20.0"))  # rank 0 is held
+    faults = environment("kill:rank=1,step=4")
+    # The last is asked first: a slow rank 1 may have no work before the step that is held.
+    hold = {held.STEP: "8", held.FILE: str(file), PLUGINS: f"{held.__name__},{faults[PLUGINS]}"}
+    training = command(recipe, folder, 2, *words)[1:]
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("that of this run and its workers")
+    training += ["--secret-file", str(secret)]
+    comes = ("-m", "firecaffe", "train", recipe, *words, "--secret-file", secret, "--join")
+
+    def has(kind: str, learner: int) -> bool:
+        return any((row["event"], row.get("learner")) == (kind, learner) for row in events(folder))
+
+    with Typed(*training, environment={**faults, **hold}) as run:
+        place = place_in(run)
+        with Typed(*comes, place, environment=environment("kill:rank=2,step=10")) as first:
+            until(lambda: has("join", 2) and has("lose", 2))
+            assert first.wait() == -9
+        with Typed(*comes, place, "--synchrony.in_flight", "2") as second:
+            until(lambda: has("join", 3) and has("lose", 1))
+            stranger = firecaffe("train", recipe, *words, "--join", place)
+            assert stranger.returncode == LaunchError.exit_code
+            assert "the run there has a secret" in stranger.stderr
+            other = firecaffe(*comes[2:-1], "--train.steps", "17", "--join", place)
+            assert other.returncode == AgreementError.exit_code
+            assert "train.steps is 17 here and 16 in the run" in other.stderr
+            file.touch()
+            said, errors = run.communicate()
+            assert run.wait() == 0, errors
+            told, errors = second.communicate()
+            assert second.wait() == 0, errors
+            assert told.splitlines()[-1] == f"the run ended after step {steps}"
+    assert "rank 2 on" in said
+    check_whole(folder, {"1", "2"}, steps)
+    assert {each["work"][0] for each in events(folder) if each["event"] == "push"} >= {0, 2, 3}
+
+
+def test_where_nobody_takes_workers(recipe: Path) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    words = [str(recipe), "--join", f"127.0.0.1:{store.port}"]
+    with pytest.raises(LaunchError, match="the run there takes no workers now"):
+        main(words)
+    with pytest.raises(RecipeError, match="workers come to runs that have a server"):
+        main([*words, "--synchrony.mode", "every_step"])
+    with pytest.raises(RecipeError, match="--resume with --join, which starts one worker"):
+        main([*words, "--resume", "run"])

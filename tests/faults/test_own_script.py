@@ -1,29 +1,36 @@
-"""A script that trains and is asked to stop: one line, and the code that schedulers know."""
+"""A user's code that is asked to stop: one line, and the code that schedulers know; that ends its
+process with success in the middle of a run, which is a failure; and a script whose ranks srun,
+mpirun or a shell has started: each says on its own stderr how it ends.
+"""
 
 import os
 import signal
-import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
 import firecaffe
-from firecaffe import Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe import Recipe, RunConfig, TrainConfig
 from firecaffe.cluster import handover as report
-from firecaffe.errors import CheckpointError, PeerLostError, PreemptedError, RecipeError
+from firecaffe.errors import PeerLostError, PreemptedError, RecipeError
 from firecaffe.faults import Fault
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.stop import StopRequest
+from tests.faults.runs import lines_of_ours, read
+from tests.loopback import free_port
 from tests.ranks.networks import Everything, small_data
-from tests.typed import TIMEOUT_S, python
+from tests.typed import WHOLE_END, Typed, python
 
-SCRIPT = """
-import sys
-from signal import SIGTERM
+HEARS = """
+import signal, sys
 from tests.faults.test_own_script import train_and_hear
-train_and_hear(sys.argv[1], SIGTERM)
+number = signal.Signals[sys.argv[2]]
+if number == signal.SIGHUP:
+    signal.signal(number, signal.SIG_IGN)  # as nohup has it
+train_and_hear(sys.argv[1], number)
 """
 
 
@@ -52,9 +59,7 @@ def train_and_hear(folder: str, number: signal.Signals) -> None:
 
 
 def test_a_script_that_is_asked_to_stop(tmp_path: Path) -> None:
-    # A Python of its own: what its interpreter does at the end is what is tested.
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = python("-c", HEARS, tmp_path / "run", "SIGTERM", environment={WHOLE_END: "1"})
     assert done.returncode == PreemptedError.exit_code == 75, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("firecaffe: ")
@@ -85,19 +90,11 @@ def test_a_second_ctrl_c_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> No
     assert signal.getsignal(signal.SIGINT) == before
 
 
-IGNORES = """
-import signal, sys
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-from tests.faults.test_own_script import train_and_hear
-train_and_hear(sys.argv[1], signal.SIGHUP)
-"""
-
-
 def test_a_closed_terminal_saves_unless_nohup_has_it_ignored(tmp_path: Path) -> None:
     with pytest.raises(PreemptedError, match="SIGHUP"):
         train_and_hear(str(tmp_path / "run"), signal.SIGHUP)
     assert 0 < load_newest(tmp_path / "run")[0].step < 9
-    done = python("-c", IGNORES, tmp_path / "ignored")
+    done = python("-c", HEARS, tmp_path / "ignored", "SIGHUP")
     assert done.returncode == 0, done.stderr
     assert load_newest(tmp_path / "ignored")[0].step == 9
 
@@ -125,27 +122,162 @@ def test_what_nobody_caught_is_told_in_one_line(
     assert "rank 1 on node-b" in capsys.readouterr().err
 
 
-def test_another_length_is_told_as_the_word_that_differs(tmp_path: Path) -> None:
-    """And not as a fault of the disk, nor is a folder that is not there."""
+NETWORK = """
+import os, sys
+from torch import nn
 
-    def recipe_of(steps: int) -> Recipe:
-        return Recipe(
-            train=TrainConfig(global_batch_size=12, micro_batch_size=4, steps=steps),
-            solver=SolverConfig(lr_policy="cosine"),
-            run=RunConfig(folder=str(tmp_path / f"run-{steps}"), tensorboard=False),
-        )
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(784, 10), 0
 
-    def told(steps: int, resume: Path) -> str:
-        recipe = recipe_of(steps)
-        with pytest.raises(CheckpointError) as caught:
-            firecaffe.train(recipe, Everything, small_data(60), small_data(20, 1), resume=resume)
-        assert caught.value.exit_code == 4
-        return caught.value.last_word
+    def forward(self, x):
+        self.calls += self.training
+        if self.calls > 8:  # five are before the first step
+            END
+        return self.layer(x.flatten(1))
+"""
 
-    firecaffe.train(recipe_of(2), Everything, small_data(60), small_data(20, 1))
-    line = told(3, tmp_path / "run-2")
-    assert line.startswith("train.steps is 3 in the recipe, 2 in the checkpoint")
-    assert "cosine" in line
-    assert told(4, tmp_path / "nowhere") == f"{tmp_path / 'nowhere'}: no checkpoint there " + (
-        "(a folder with SHA256SUMS)"
-    )
+FOUR_SAMPLES = """
+[model]
+name = "net.py:Net"
+[data]
+name = "generated"
+[train]
+global_batch_size = 4
+micro_batch_size = 4
+steps = 12
+eval_batch_size = 500
+[run]
+folder = "run"
+tensorboard = false
+"""
+
+
+@pytest.mark.parametrize(("end", "said"), [("sys.exit()", "SystemExit"), ("os._exit(0)", "code 0")])
+def test_no_success_is_told(tmp_path: Path, end: str, said: str) -> None:
+    """Also when the restarts are used up."""
+    (tmp_path / "net.py").write_text(NETWORK.replace("END", end))
+    (tmp_path / "recipe.toml").write_text(FOUR_SAMPLES)
+    words = ("-m", "firecaffe", "train", "recipe.toml", "--max-restarts", "1")
+    done = python(*words, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    told = lines_of_ours(done.stderr)[-1]
+    assert said in told
+    assert "at step " in told
+    fault = read(tmp_path / "run" / "fault.json")
+    assert (fault["kind"], fault["then"]) == ("exception", "the run ended")
+
+
+EXITS = """
+import os, firecaffe
+firecaffe.launch(lambda: os._exit(0), 1)
+"""
+
+
+def test_a_function_that_never_returns_is_told(tmp_path: Path) -> None:
+    done = python("-c", EXITS, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert "ended its process, with code 0, before it returned" in line
+
+
+SCRIPT = """
+import os, signal, sys
+import torch
+from torch import nn
+import firecaffe
+
+case, folder = sys.argv[1:]
+rank = int(os.environ["RANK"])
+train = {"global_batch_size": 12, "micro_batch_size": 4, "steps": 3}
+solver, run, more = {}, {"tensorboard": False, "folder": folder}, {}
+images = torch.arange(24 * 16).reshape(24, 1, 4, 4) % 251
+data = firecaffe.TensorDataset(images.to(torch.uint8), torch.arange(24) % 2, num_classes=2)
+test = data
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(16, 2))
+
+    def forward(self, images):
+        if case == "killed" and rank == 1 and self.training:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(images)
+
+def loss(outputs, labels):
+    raise ValueError("of mine")
+
+if case == "own code":
+    more["loss"] = loss
+if case == "recipe":
+    train["micro_batch_size"] = 12
+if case == "data":
+    test = None
+if case == "checkpoint":
+    more["resume"] = "nowhere"
+if case == "run":
+    os.makedirs(folder, exist_ok=True)
+if case == "agreement":
+    solver["base_lr"] = 0.01 * (1 + rank)
+if case == "not finite":
+    solver["base_lr"] = 1e38
+if case == "joined before":
+    torch.distributed.init_process_group("gloo")
+    train["micro_batch_size"] = 12
+recipe = firecaffe.Recipe(
+    train=firecaffe.TrainConfig(**train),
+    solver=firecaffe.SolverConfig(**solver),
+    run=firecaffe.RunConfig(**run),
+    exchange=firecaffe.ExchangeConfig(silent_s=5),
+)
+firecaffe.train(recipe, Net, data, test, **more)
+"""
+
+CASES: dict[str, tuple[int, str]] = {
+    "recipe": (2, "micro-batch"),
+    "joined before": (2, "micro-batch"),
+    "own code": (2, "of mine"),
+    "data": (3, "train_set and test_set come together"),
+    "checkpoint": (4, "nowhere"),
+    "agreement": (5, "rank 1 differs"),
+    "run": (8, "exists already"),
+    "not finite": (18, "not finite"),
+}
+"""By what goes wrong: the exit code of both ranks, and what each says."""
+
+
+def started(case: str, folder: Path) -> list[tuple[int, str]]:
+    """The exit code and the stderr of two ranks, which are told what srun or a shell tells."""
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with ExitStack() as ends:
+        ranks = [
+            ends.enter_context(
+                Typed("-c", SCRIPT, case, folder, environment={**world, "RANK": str(rank)})
+            )
+            for rank in range(2)
+        ]
+        return [(each.wait(), each.communicate()[1]) for each in ranks]
+
+
+def lines_of(said: str, rank: int) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith(f"firecaffe: rank {rank}: ")]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_rank_says_in_one_line_what_ends_it(case: str, tmp_path: Path) -> None:
+    code, words = CASES[case]
+    for rank, (found, said) in enumerate(started(case, tmp_path / "run")):
+        assert found == code, said
+        (line,) = lines_of(said, rank)
+        assert words in line
+        assert said.count("Traceback") == (case == "own code"), said
+
+
+def test_a_rank_that_is_killed_is_told_of_by_the_other(tmp_path: Path) -> None:
+    (code, said), (killed, _) = started("killed", tmp_path / "run")
+    assert killed == -signal.SIGKILL
+    assert code == 9, said
+    (line,) = lines_of(said, 0)
+    assert f"rank 1 on {os.uname().nodename} went away" in line
+    assert "resume" not in line, "there is no checkpoint yet"

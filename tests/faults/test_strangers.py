@@ -1,7 +1,13 @@
-"""Strangers reach the sockets of a run: another user of the host, or a host without the secret."""
+"""Strangers reach the sockets of a run: another user of the host, or a host without the secret. One
+that connects before the ranks do is sent away: they meet all the same, without it.
+"""
 
-import json
+import errno
+import os
 import socket
+import stat
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
@@ -10,13 +16,30 @@ from select import POLLIN, poll
 
 import psutil
 import pytest
+import torch
 
-from benchmarks.kit.small_run import RECIPE, command
+from benchmarks.kit.small_run import command
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.group import Group
 from firecaffe.cluster.secret import SECRET
+from firecaffe.cluster.world import join
 from firecaffe.errors import LaunchError
 from firecaffe.training.plugins import VARIABLE as PLUGINS
+from firecaffe.transport import local_ranks
+from firecaffe.transport.local_ranks import (
+    NUMBER,
+    TOKEN_BYTES,
+    hello,
+    listening,
+    meet_local_ranks,
+    reach,
+    who_says,
+)
 from tests.faults import held
+from tests.faults.runs import meeting, read, write_recipe
+from tests.loopback import free_port
 from tests.typed import Typed, python
+from tests.world import Ranks, fork_server
 
 STEPS = 4
 
@@ -54,9 +77,7 @@ FULL = DESCRIPTORS - 2
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.toml"
-    path.write_text(RECIPE)
-    return path
+    return write_recipe(tmp_path)
 
 
 @contextmanager
@@ -91,7 +112,7 @@ def check_done(run: Typed, folder: Path) -> None:
     _, errors = run.communicate()
     assert run.wait() == 0, errors
     assert "firecaffe: " not in errors
-    assert json.loads((folder / "result.json").read_text())["steps"] == STEPS
+    assert read(folder / "result.json")["steps"] == STEPS
 
 
 def test_a_run_of_one_host_listens_there_alone_and_unpickles_nothing_of_others(
@@ -134,9 +155,7 @@ def test_many_that_connect_and_say_nothing_do_not_stop_a_launcher(
 def test_a_host_with_another_secret_is_told_and_ends_nobody_else(
     recipe: Path, tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        place = f"127.0.0.1:{free.getsockname()[1]}"
-    words = ["--nnodes", "2", "--rdzv-endpoint", place, "--rdzv-id", "a run"]
+    words = meeting(free_port(), "a run")
     training = command(recipe, tmp_path / "run", 1, "--train.steps", str(STEPS), *words)[1:]
 
     def host(secret: str) -> Typed:
@@ -154,3 +173,109 @@ def test_a_host_with_another_secret_is_told_and_ends_nobody_else(
         with host("the secret of this run") as second:
             said = [first.communicate(), second.communicate()]
             assert [first.wait(), second.wait()] == [0, 0], said
+
+
+WAIT_S = 300.0
+NOBODY = 65534
+
+
+def meet_beside(says: str) -> tuple[list[float], bytes, list[str]]:
+    """The sums that ranks put into shared memory, what came to a stranger, what lies in TMPDIR."""
+    strangers: list[socket.socket] = []
+
+    def connects_first(world: Group, text: str) -> list[str]:
+        places = [*Path(tempfile.gettempdir()).iterdir()]
+        if places and not strangers:  # ranks also gather how many of them share a host, before
+            place = places[0]
+            strangers.append(reach(str(place), WAIT_S))
+            strangers[0].send(NUMBER.pack(1) if says else b"")
+            if not says:
+                strangers.append(reach(str(place), WAIT_S))  # says nothing at all
+        return gather_text(world, text)
+
+    with (
+        join("cpu") as world,
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="a" * 150) as folder,
+    ):
+        patch.setattr(tempfile, "tempdir", folder)
+        patch.setattr(local_ranks, "gather_text", connects_first)
+        local = meet_local_ranks(world, WAIT_S)
+        assert local is not None
+        vectors = local.share(3, torch.float32)
+        vectors[local.own].fill_(1.0 + world.rank)
+        local.barrier()
+        found = [float(each.sum()) for each in vectors]
+        local.barrier()
+        local.close()
+        came = b""
+        for each in strangers:
+            with each:
+                try:
+                    data, descriptors, _, _ = socket.recv_fds(each, 100, 10)
+                    came += data + bytes(descriptors)
+                except ConnectionResetError:
+                    pass
+        return found, came, os.listdir(folder)
+
+
+@pytest.mark.parametrize("says", ["a number", ""])
+def test_ranks_meet_beside_a_stranger(ranks: Ranks, says: str) -> None:
+    """TMPDIR is longer than an address of a socket may be."""
+    assert ranks.shared(3, meet_beside, says) == [([3.0, 6.0, 9.0], b"", [])] * 3
+
+
+def meet_apart(blind: int) -> tuple[bool, list[str]]:
+    """Whether ranks meet if one does not see the others' folders, as in a container of its own."""
+
+    def elsewhere(world: Group, text: str) -> list[str]:
+        told = gather_text(world, text)
+        return [each.replace("firecaffe-", "gone-") for each in told] if is_blind else told
+
+    with join("cpu") as world, pytest.MonkeyPatch.context() as patch:
+        is_blind = world.rank == blind
+        with tempfile.TemporaryDirectory() as folder:
+            patch.setattr(tempfile, "tempdir", folder)
+            patch.setattr(local_ranks, "gather_text", elsewhere)
+            return meet_local_ranks(world, WAIT_S) is not None, os.listdir(folder)
+
+
+def test_ranks_that_do_not_see_each_other_share_no_memory(ranks: Ranks) -> None:
+    assert ranks.shared(3, meet_apart, 2) == [(False, [])] * 3
+
+
+def connect_as_nobody(place: str, said: bytes) -> None:
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+        try:
+            peer.connect(place)
+        except PermissionError as error:
+            sys.exit(error.errno)
+        peer.send(said)
+        assert not peer.recv(100)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+@pytest.mark.parametrize(
+    ("mode", "code"), [(0o700, errno.EACCES), (0o777, 0)], ids=["shut", "open"]
+)
+def test_another_user_is_sent_away(mode: int, code: int) -> None:
+    """Even one who knows what the rank will say, and whom the folder does not keep out."""
+    said = hello(1, bytes(TOKEN_BYTES))
+    with tempfile.TemporaryDirectory() as folder, listening(folder) as listener:
+        place = Path(folder) / local_ranks.NAME
+        place.chmod(0o777)
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+        Path(folder).chmod(mode)
+        stranger = fork_server().Process(target=connect_as_nobody, args=(str(place), said))
+        stranger.start()
+        if code == 0:
+            listener.settimeout(WAIT_S)
+            comer, _ = listener.accept()
+            with comer:
+                comer.settimeout(WAIT_S)
+                assert who_says(comer, {1: said}) is None
+        stranger.join(WAIT_S)
+        assert stranger.exitcode == code

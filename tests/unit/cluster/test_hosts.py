@@ -29,7 +29,7 @@ from firecaffe.cluster.groups import _own_store, choose_interface, meeting
 from firecaffe.cluster.hosts import Hosts, check_hosts_words, wait_for_endpoint
 from firecaffe.cluster.launcher import _Launch
 from firecaffe.errors import LaunchError, RecipeError
-from tests.loopback import has_ipv6
+from tests.loopback import free_port, has_ipv6
 
 PLACES = {
     "node-a.example:29400": ("node-a.example", 29400),
@@ -104,11 +104,6 @@ def test_a_listener_is_called_by_both_kinds() -> None:
         for host in (LOOPBACK, "::1") if has_ipv6() else (LOOPBACK,):
             with socket.create_connection((host, port)), listener.accept()[0]:
                 pass
-
-
-def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def two(place: str) -> Hosts:

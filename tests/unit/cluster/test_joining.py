@@ -10,7 +10,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from firecaffe.cluster import joining
 from firecaffe.cluster.joining import ATTEMPTS, Comer, Comes, Door, door_key
-from firecaffe.errors import LaunchError
+from firecaffe.errors import LaunchError, RecipeError
+from tests.loopback import free_port
 
 LONG_S = 300.0
 
@@ -74,3 +75,15 @@ def test_who_asks_for_something_else_is_passed_over(store: TCPStore, door: Door)
             who_asks(door)
     comer = who_asks(door)
     assert (comer.number, comer.host) == (3, "next")
+
+
+def test_torch_prints_nothing_where_no_run_answers(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RecipeError, match="--join: 'nonsense' is not HOST:PORT"):
+        Comes("nonsense", LONG_S)
+    place = f"127.0.0.1:{free_port()}"
+    with (
+        patch.object(joining, "ANSWER_S", 0.1),
+        pytest.raises(LaunchError, match=f"--join {place}: no run answers there: .*refused"),
+    ):
+        Comes(place, LONG_S)
+    assert capfd.readouterr().err == ""

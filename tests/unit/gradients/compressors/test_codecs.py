@@ -1,5 +1,5 @@
-"""Codecs against their definitions, a number at a time: casts; int8 by hand, with bounds for any row;
-one_bit; top_k by a sort in plain Python; threshold, which neither falls silent nor swells.
+"""Codecs against their definitions, a number at a time: casts; int8 by hand, with bounds for any
+row; one_bit; top_k by a sort in plain Python; threshold, which neither falls silent nor swells.
 """
 
 import math
