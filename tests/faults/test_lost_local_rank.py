@@ -12,14 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from firecaffe import Recipe, TrainConfig
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import join
 from firecaffe.errors import PeerLostError
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
-from tests.kit.worlds import Training
-from tests.ranks.networks import Everything
 from tests.world import Ranks
 
 LONG_S = 1000.0
@@ -116,23 +113,3 @@ def test_the_others_name_the_rank_that_is_gone(
         assert re.match(rf"rank {victim},? {words}", said), said
         # Memory without a name goes with its last process, however that ends.
         assert files == {MEMORY}
-
-
-class DiesInThirdForward(Everything):
-    """A network whose rank 1 is killed while the others are on their way into the exchange."""
-
-    forwards = 0
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        self.forwards += 1
-        if self.forwards == 6 and os.environ["RANK"] == "1":
-            kill_this()
-        return super().forward(images)
-
-
-def test_training_names_the_rank_that_is_gone(ranks: Ranks, tmp_path: Path) -> None:
-    recipe = Recipe(train=TrainConfig(global_batch_size=12, micro_batch_size=2, steps=3))
-    error = Training(DiesInThirdForward, 60).error
-    said = ranks.run(3, error, recipe, tmp_path / "run", lost={1})
-    assert all(said[rank].startswith("PeerLostError: rank 1 on ") for rank in (0, 2))
-    assert not (tmp_path / "run" / "result.json").exists()

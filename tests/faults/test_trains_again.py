@@ -1,18 +1,24 @@
 """A script that catches the error of one rank and trains again, in the same processes."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import firecaffe
 from firecaffe import ExchangeConfig, ParallelConfig, Recipe
+from firecaffe.gradients.compressors import COMPRESSORS
+from firecaffe.gradients.compressors.casts import FLOAT16
+from firecaffe.runs.run_folder import read_run_file
 from tests.kit.worlds import changed
 from tests.ranks.networks import small_data
 from tests.ranks.test_layouts import HEAD, RECIPE, Net
@@ -98,13 +104,37 @@ class FailingData:
         return self.data.batch(indices_B)
 
 
+class FailingEncode:
+    """A codec's, or a hook's of DDP, that fails after some calls; each step has several."""
+
+    def __init__(self) -> None:
+        self.calls = FAILS_AT - 4
+
+    def __call__(self, vector: Tensor) -> Tensor:
+        self.count()
+        return FLOAT16.encode(vector)
+
+    def hook(self, state: Any, bucket: Any) -> Any:
+        self.count()
+        return allreduce_hook(state, bucket)
+
+    def count(self) -> None:
+        self.calls += 1
+        if is_to_fail(self.calls):
+            raise ArithmeticError("no luck")
+
+
 def fit(recipe: Recipe, folder: Path, fails: str = "") -> str:
     # Buckets go through the process group: there a thread may wait for another rank.
     recipe = changed(
         recipe,
-        exchange={"shared_memory": fails == "data"},
+        exchange={
+            "shared_memory": fails == "data",
+            "compressor": "float16" if fails == "codec" else "none",
+        },
         run={"folder": str(folder), "tensorboard": False},
     )
+    encode = FailingEncode()
     losses: dict[str, Loss] = {"loss": Failing(), "backward": FailingBackward(folder)}
     loss = losses.get(fails, F.cross_entropy)
 
@@ -116,7 +146,14 @@ def fit(recipe: Recipe, folder: Path, fails: str = "") -> str:
 
     errors = {"data": ArithmeticError("no luck"), "exit": SystemExit("no luck")}
     train_set = FailingData(errors[fails]) if fails in errors else small_data(100)
-    result = firecaffe.train(recipe, network, train_set, small_data(30, 1), loss=loss)
+    hook = (None, encode.hook) if fails == "hook" else None
+    with pytest.MonkeyPatch.context() as patched:
+        if fails == "codec":
+            codec = dataclasses.replace(FLOAT16, encode=encode)
+            patched.setitem(COMPRESSORS, "float16", codec)
+        result = firecaffe.train(
+            recipe, network, train_set, small_data(30, 1), loss=loss, comm_hook=hook
+        )
     return result.weights_sha256
 
 
@@ -139,7 +176,7 @@ def fit_twice(recipe: Recipe, folder: Path, fails: str, own_world: bool) -> tupl
 
 
 TOLD = {
-    "loss": ("PeerLostError", "ArithmeticError"),
+    **dict.fromkeys(("loss", "hook", "codec"), ("PeerLostError", "ArithmeticError")),
     "data": ("PeerLostError", "OwnCodeError"),
     "exit": ("PeerLostError", "SystemExit"),
     "backward": ("ArithmeticError", "ArithmeticError"),
@@ -169,6 +206,8 @@ def alone(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
         ("data", "data", True),
         ("data", "exit", False),
         ("data", "backward", False),
+        ("data", "hook", False),
+        ("data", "codec", False),
         ("split", "data", True),
         ("stages", "loss", False),
     ],
@@ -184,3 +223,6 @@ def test_what_one_rank_told_ends_one_training(
     recipe = changed(SHORT, parallel=LAYOUTS[layout])
     found = ranks.run(2, fit_twice, recipe, tmp_path / "run", fails, own_world)
     assert found == [(told, True, alone(layout)) for told in TOLD[fails]]
+    fault = read_run_file(tmp_path / "run" / "first", "fault.json")
+    assert (fault["kind"], fault["rank"]) == ("other" if fails == "data" else "exception", 1)
+    assert str(fault["detail"]).endswith("no luck")
