@@ -5,7 +5,6 @@ mpirun or a shell has started: each says on its own stderr how it ends.
 
 import os
 import signal
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,9 +13,7 @@ from torch import Tensor
 
 import firecaffe
 from firecaffe import Recipe, RunConfig, TrainConfig
-from firecaffe.cluster import handover as report
-from firecaffe.errors import PeerLostError, PreemptedError, RecipeError
-from firecaffe.faults import Fault
+from firecaffe.errors import PreemptedError
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.stop import StopRequest
 from tests.faults.runs import lines_of_ours, read
@@ -97,29 +94,6 @@ def test_a_closed_terminal_saves_unless_nohup_has_it_ignored(tmp_path: Path) -> 
     done = python("-c", HEARS, tmp_path / "ignored", "SIGHUP")
     assert done.returncode == 0, done.stderr
     assert load_newest(tmp_path / "ignored")[0].step == 9
-
-
-def test_what_nobody_caught_is_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    others: list[BaseException] = []
-    monkeypatch.setattr(sys, "excepthook", lambda _, error, __: others.append(error))
-    report.tell_uncaught()
-    report.tell_uncaught()  # once is enough
-    ours, another = RecipeError("data.name is 'x'"), ValueError("the user's own")
-    with pytest.raises(SystemExit) as ended:
-        sys.excepthook(RecipeError, ours, None)
-    assert ended.value.code == RecipeError.exit_code
-    assert capsys.readouterr().err == "firecaffe: data.name is 'x'\n"
-    sys.excepthook(ValueError, another, None)
-    assert others == [another]
-    lost = PeerLostError.of(Fault("killed", 1, "node-b", 4, "its launcher"))
-    codes: list[int] = []
-    monkeypatch.setattr(report, "end_process", codes.append)
-    with pytest.raises(SystemExit):  # for the process has not ended here
-        sys.excepthook(PeerLostError, lost, None)
-    assert codes == [10]
-    assert "rank 1 on node-b" in capsys.readouterr().err
 
 
 NETWORK = """

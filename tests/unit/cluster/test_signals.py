@@ -18,12 +18,14 @@ from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from firecaffe.cluster import agent as agents
+from firecaffe.cluster import handover
 from firecaffe.cluster.agent import SIGNALS, FaultAgent
 from firecaffe.cluster.groups import ATTEMPT
 from firecaffe.cluster.handover import tell_uncaught
 from firecaffe.cluster.process_settings import SAME_S, handlers_kept, heard
 from firecaffe.cluster.rank_process import RankProcess
-from firecaffe.errors import RecipeError
+from firecaffe.errors import PeerLostError, RecipeError
+from firecaffe.faults import Fault
 from tests.typed import TIMEOUT_S, python
 
 OF_C = """
@@ -180,62 +182,62 @@ def test_a_signal_leaves_no_rank_that_has_just_begun(
 MISTAKE = RecipeError("data.name is 'x'")
 
 
-def test_torchs_hook_around_ours_hides_nothing(
+def test_what_nobody_caught_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """`init_process_group` gathers what a hook prints, and prints it when that returns."""
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    """Also where torch's hook around ours gathers what is printed, and prints it when ours returns:
+    `init_process_group` puts it there.
+    """
+    others: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda _, error, __: others.append(error))
     tell_uncaught()
-    gathered = io.StringIO()
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "stderr", gathered)
-        with pytest.raises(SystemExit) as ended:
-            sys.excepthook(RecipeError, MISTAKE, None)
-        assert sys.stderr is gathered
-    assert ended.value.code == 2
-    assert capfd.readouterr().err == "firecaffe: data.name is 'x'\n"
-
-
-def typed(words: list[str], lines: str) -> subprocess.CompletedProcess[str]:
-    """A Python to which the lines are typed. It loads no torch."""
-    ends: Any = {"capture_output": True, "text": True, "timeout": TIMEOUT_S}
-    return subprocess.run([sys.executable, *words], input=lines, check=False, **ends)
+    tell_uncaught()  # once is enough
+    for stderr in (sys.stderr, io.StringIO()):
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stderr", stderr)
+            with pytest.raises(SystemExit) as ended:
+                sys.excepthook(RecipeError, MISTAKE, None)
+            assert sys.stderr is stderr
+        assert ended.value.code == RecipeError.exit_code
+        assert capfd.readouterr().err == "firecaffe: data.name is 'x'\n"
+    another = ValueError("the user's own")
+    sys.excepthook(ValueError, another, None)
+    assert others == [another]
+    codes: list[int] = []
+    monkeypatch.setattr(handover, "end_process", codes.append)
+    lost = PeerLostError.of(Fault("killed", 1, "node-b", 4, "its launcher"))
+    with pytest.raises(SystemExit):  # for the process has not ended here
+        sys.excepthook(PeerLostError, lost, None)
+    assert codes == [10]
+    assert "rank 1 on node-b" in capfd.readouterr().err
 
 
 MISTAKEN = """
 from firecaffe.cluster.handover import tell_uncaught
-from firecaffe.errors import RecipeError
+from firecaffe.errors import PeerLostError, RecipeError
+from firecaffe.faults import Fault
 tell_uncaught()
 raise RecipeError('mine')
 """
 HELD = "print('still here')\n"
+TYPED: dict[str, tuple[list[str], str, int]] = {
+    "prompt": (["-i"], MISTAKEN + HELD, 0),
+    "after a script": (["-i", "-c", MISTAKEN], HELD, 0),
+    "code.interact": (["-c", "import code; code.interact()"], MISTAKEN + HELD, 0),
+    "a script from stdin": (["-"], MISTAKEN + HELD, 2),
+    "IPython": (["-m", "IPython", "--quick", "--colors=NoColor", "-c", MISTAKEN], "", 1),
+}
+"""A Python's words, what is typed to it, and its exit code: at a prompt all that it holds stays."""
 
 
-@pytest.mark.parametrize(
-    ("words", "lines"),
-    [
-        (["-i"], MISTAKEN + HELD),
-        (["-i", "-c", MISTAKEN], HELD),
-        (["-c", "import code; code.interact()"], MISTAKEN + HELD),
-    ],
-    ids=["prompt", "after a script", "code.interact"],
-)
-def test_a_prompt_stays_with_all_that_it_holds(words: list[str], lines: str) -> None:
-    done = typed(words, lines)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("still here") == 1
-    assert done.stderr.count("firecaffe: mine\n") == 1
-    assert "Traceback" not in done.stderr
-
-
-def test_a_script_from_stdin_is_no_prompt() -> None:
-    done = typed(["-"], MISTAKEN + HELD)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "firecaffe: mine\n")
-
-
-def test_ipython_shows_the_line() -> None:
-    pytest.importorskip("IPython", reason="needs IPython: pip install -e '.[dev]'")
-    words = ["-m", "IPython", "--quick", "--colors=NoColor", "-c", MISTAKEN]
-    done = typed(words, "")
-    assert "firecaffe: mine" in done.stdout + done.stderr
+@pytest.mark.parametrize("how", TYPED)
+def test_a_prompt_stays_with_all_that_it_holds(how: str) -> None:
+    words, lines, code = TYPED[how]
+    if how == "IPython":
+        pytest.importorskip("IPython", reason="needs IPython: pip install -e '.[dev]'")
+    ends: Any = {"capture_output": True, "text": True, "timeout": TIMEOUT_S}
+    done = subprocess.run([sys.executable, *words], input=lines, check=False, **ends)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.count("still here") == (code == 0)
+    assert (done.stdout + done.stderr).count("firecaffe: mine\n") == 1
     assert "Traceback" not in done.stdout + done.stderr

@@ -1,9 +1,8 @@
 """Every algorithm at every world size, in segments and over nodes: right sums, in tree order where
-that is said, and the published number of everything.
+that is said. Costs are those of the page in tests/habits/test_formulas.py; here, of many segments.
 """
 
 from collections import Counter
-from fractions import Fraction
 from itertools import product
 from math import ceil, log2
 
@@ -22,15 +21,6 @@ from firecaffe.exchange.proof import check, prove
 from firecaffe.exchange.route import adds_in_tree_order, keeps_tree_order
 from firecaffe.exchange.schedule import Schedule
 from tests.kit.exchange import WORLD_SIZES
-
-SEGMENTS = 22
-"""So many segments of equal length are the fewest of 32768 elements at most, at every world size;
-and twice the levels of the largest tree at least."""
-
-
-def divisible(world_size: int) -> int:
-    """Elements of which all shards, and all segments, are equal: 720720 = lcm(1, …, 16)."""
-    return 720720 if world_size <= 16 else 32640 * 22  # 32640 = 16 * 17 * 120
 
 
 def in_tree_order(schedule: Schedule, name: str, world_size: int, num_elements: int) -> bool:
@@ -63,71 +53,6 @@ def test_who_is_made_for_tree_order() -> None:
     kept = [name for name in EXCHANGES if keeps_tree_order(name)]
     assert kept == [name for name in EXCHANGES if name not in ("ring", "double_tree", NATIVE)]
     assert [p for p in range(1, 9) if adds_in_tree_order(NATIVE, p)] == [1, 2]
-
-
-Cost = tuple[int, int, Fraction | int, Fraction | int, Fraction | int]
-"""For a vector of length 1: rounds, what α, β and γ multiply, and what passes the busiest rank."""
-
-
-def costs(p: int) -> dict[str, Cost]:
-    """Of p ranks. Source: Thakur, Rabenseifner, Gropp 2005; for servers and segments, by counting.
-
-    With lg p rounded up to k, and down; q is the largest power of two among p ranks.
-    """
-    part, s, is_several = Fraction(p - 1, p), SEGMENTS, int(p > 1)
-    k, low = ceil(log2(p)), int(log2(p))
-    pairs = k - low  # before and after, where p is no power of two
-    all_pairs = low + 2 * pairs
-    of_q = Fraction(2**low - 1, 2**low)
-    piped = k * (s + k)
-    # On the lowest level of p = 2^k ranks there is one.
-    double = {1: 0, 2: s}.get(p, 2 * s + 4 * (low - 1) - 2 * (1 - pairs))
-    at_inner = {1: Fraction(0), 2: Fraction(1), 3: Fraction(3, 2), 4: Fraction(3, 2)}
-    return {
-        # 2 p (α + n β) + p n γ for p workers at one port; here the server is one of the p.
-        "parameter_server": (2 * is_several, 2 * (p - 1), 2 * (p - 1), p - 1, p - 1),
-        # 2 rounds of p - 1 messages, 2 (p - 1) / p n β.
-        "sharded_parameter_server": (2 * is_several, 2 * (p - 1), 2 * part, part, 2 * part),
-        # 2 lg p (α + n β) + lg p n γ.
-        "tree": (2 * k, 2 * k, 2 * k, k, k),
-        # k (s + k) (α + n / s β) + k n γ, if s is at least 2 k.
-        "pipelined_tree": (is_several * (2 * k + s - 1), piped, Fraction(piped, s), k, k),
-        # 2 n β and the filling; a rank inside one tree hears from two children and two parents.
-        "double_tree": (
-            is_several * (s + 2 * (low - 1)),
-            double,
-            Fraction(double, s),
-            Fraction(double, 2 * s),
-            at_inner.get(p, Fraction(2)),
-        ),
-        # 2 (p - 1) α + 2 (p - 1) / p n β + (p - 1) / p n γ.
-        "ring": (2 * (p - 1), 2 * (p - 1), 2 * part, part, 2 * part),
-        # lg p (α + n β + n γ); else the same for q ranks, and the pairs before and after. The rank
-        # that takes in its pair's vector hears it, and returns the result.
-        "recursive_doubling": (all_pairs, all_pairs, all_pairs, low + pairs, low + pairs),
-        # 2 lg p α + 2 (p - 1) / p n β + (p - 1) / p n γ; else for q ranks, with α, n β, n γ for the
-        # pairs before and α, n β after.
-        "halving_doubling": (
-            low + all_pairs,
-            low + all_pairs,
-            2 * of_q + 2 * pairs,
-            of_q + pairs,
-            2 * of_q + pairs,
-        ),
-    }
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_costs_are_the_published_ones(algorithm: str) -> None:
-    for world_size in WORLD_SIZES:
-        elements = divisible(world_size)
-        schedule = ALGORITHMS[algorithm](world_size, elements)
-        rounds, messages, sent, added, through = costs(world_size)[algorithm]
-        assert len(schedule.rounds) == rounds
-        assert schedule.serial_messages() == messages
-        assert schedule.serial_elements() == sent * elements
-        assert schedule.serial_additions() == added * elements
-        assert schedule.elements_of_busiest_rank() == through * elements
 
 
 SEGMENTED = {"pipelined_tree": pipelined_tree.schedule, "double_tree": double_tree.schedule}

