@@ -1,6 +1,5 @@
 """Training with a codec against a bare PyTorch loop that encodes: the same weights, bit for bit."""
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -187,18 +186,11 @@ def test_resume_needs_what_was_kept_back(
     assert any(not torch.equal(value, whole[name]) for name, value in forgetful.items())
 
 
-def test_double_precision_is_refused(tmp_path: Path, net: Net) -> None:
+def test_what_no_codec_encodes_is_refused(tmp_path: Path, net: Net) -> None:
+    """A communication hook beside it, and double precision."""
+    hook = (None, lambda _, bucket: bucket.buffer())
+    with pytest.raises(RecipeError, match=r"comm_hook with .*exchange\.compressor = int8"):
+        firecaffe.train(coded(tmp_path, "int8"), lambda: net, data(37), data(37), comm_hook=hook)
     net.head.double()
     with pytest.raises(RecipeError, match=r"int8 encodes float32; head.weight is torch\.float64"):
         ours(net, data(37), coded(tmp_path, "int8"))
-
-
-def test_a_communication_hook_beside_a_compressor_is_refused(tmp_path: Path, net: Net) -> None:
-    with pytest.raises(RecipeError, match=r"comm_hook with .*exchange\.compressor = int8"):
-        firecaffe.train(
-            coded(tmp_path, "int8"),
-            lambda: copy.deepcopy(net),
-            data(37),
-            data(37),
-            comm_hook=(None, lambda _, bucket: bucket.buffer()),
-        )

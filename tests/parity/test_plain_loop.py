@@ -11,7 +11,6 @@ from torch import Tensor, optim
 
 from firecaffe import DataConfig, ExchangeConfig
 from firecaffe.data import SampleOrder, TensorDataset
-from firecaffe.models import classification_loss
 from tests.parity.network import (
     DECAY,
     MICRO_BATCH,
@@ -92,7 +91,7 @@ def bare_loop(
     return state_tensors(net, optimizer)
 
 
-@pytest.mark.parametrize("num_micro_batches", [2, 3, 4, 5, 7, 8, 11])
+@pytest.mark.parametrize("num_micro_batches", [2, 3, 5, 7, 11])
 @pytest.mark.parametrize("num_samples", [200, 37])
 def test_several_micro_batches_in_tree_order(
     tmp_path: Path, net: Net, num_micro_batches: int, num_samples: int
@@ -135,10 +134,3 @@ def test_images_reach_the_network_normalized(tmp_path: Path, net: Net) -> None:
     mean = torch.tensor([0.25, 0.5]).view(1, 2, 1, 1)
     plain = TensorDataset((images.float() / 255 - mean) / 0.125, labels)
     same_bits(found, bare_loop(net, plain, 9, tree_sum))
-
-
-def test_the_loss_is_cross_entropy() -> None:
-    generator = torch.Generator().manual_seed(3)
-    logits, labels = torch.randn(7, 5, generator=generator), torch.arange(7) % 5
-    expected = -(logits - logits.logsumexp(1, keepdim=True))[torch.arange(7), labels].mean()
-    torch.testing.assert_close(classification_loss(logits, labels), expected)
