@@ -245,18 +245,6 @@ def test_a_killed_or_failed_rank_ends_the_run_with_its_last_words(cluster: Up) -
     assert str(caught.value).endswith("\nno such network")
 
 
-def test_a_test_may_wait_for_a_line_and_send_signals(cluster: Up) -> None:
-    # `wait` ends with the signal, and so it does not matter how far the shell has come by then.
-    script = "trap 'echo caught; exit 5' USR1; echo ready; sleep 600 & wait"
-    rank = cluster(1, RATE).start(["sh", "-c", script])[0]
-    rank.wait_for_line("ready", WAIT_S)
-    rank.send_signal(signal.SIGUSR1)
-    rank.wait_for_line("caught", WAIT_S)
-    assert rank.wait(WAIT_S) == 5
-    with pytest.raises(RankFailedError, match="never printed 'done'"):
-        rank.wait_for_line("done", WAIT_S)
-
-
 @pytest.mark.parametrize("error", [None, ZeroDivisionError])
 def test_nothing_is_left(cluster: Up, error: type[Exception] | None) -> None:
     cluster(1, RATE)

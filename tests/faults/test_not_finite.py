@@ -1,7 +1,5 @@
 """A loss, a gradient or a weight that is not finite ends the run on all ranks, in one step."""
 
-import dataclasses
-import json
 import math
 from functools import partial
 from pathlib import Path
@@ -16,6 +14,7 @@ from firecaffe import CheckpointConfig, Recipe, RunConfig, SolverConfig, TrainCo
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.errors import NotFiniteError
 from firecaffe.training.checkpoint import load_newest
+from tests.faults.runs import read
 from tests.ranks.networks import small_data
 from tests.world import Ranks
 
@@ -69,41 +68,32 @@ class _Spoil(torch.autograd.Function):
         return torch.full(context.shape, context.value), None
 
 
-def recipe_in(folder: Path, **solver: Any) -> Recipe:
-    return Recipe(
+def fit(folder: Path, layer: str, value: float, **solver: Any) -> str:
+    """What ends a training."""
+    recipe = Recipe(
         train=TrainConfig(global_batch_size=BATCH, micro_batch_size=MICRO_BATCH, steps=9),
-        solver=dataclasses.replace(SolverConfig(), **solver),
+        solver=SolverConfig(**solver),
         checkpoint=CheckpointConfig(every=EVERY, keep_last=1),
         run=RunConfig(folder=str(folder), tensorboard=False),
     )
-
-
-def fit(folder: Path, layer: str, value: float, **solver: float) -> str:
-    """What ends a training."""
-    recipe, network = recipe_in(folder, **solver), partial(Breaks, layer, value)
-    try:
-        firecaffe.train(recipe, network, marked_data(), small_data(20, 1))
-    except NotFiniteError as error:
-        return str(error)
-    return ""
+    with pytest.raises(NotFiniteError) as caught:
+        firecaffe.train(recipe, partial(Breaks, layer, value), marked_data(), small_data(20, 1))
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("layer", "value", "words"),
-    [
-        ("second", math.nan, ["the loss is 1.", "second.weight"]),
-        ("first", math.inf, ["the loss is 1.", "first.weight"]),
-        ("", math.nan, ["the loss is nan", "first.weight"]),
-    ],
+    ("layer", "value", "loss"),
+    [("second", math.nan, "1."), ("first", math.inf, "1."), ("", math.nan, "nan")],
 )
 def test_the_step_the_layer_and_the_last_good_checkpoint_are_named(
-    tmp_path: Path, layer: str, value: float, words: list[str]
+    tmp_path: Path, layer: str, value: float, loss: str
 ) -> None:
     said = fit(tmp_path / "run", layer, value)
     good = tmp_path / "run" / "checkpoints" / "step-00000004"
-    for word in (*words, "learning rate is 0.01", str(good)):
+    weight = f"{layer or 'first'}.weight"
+    for word in (f"the loss is {loss}", weight, "learning rate is 0.01", str(good)):
         assert word in said
-    fault = json.loads((tmp_path / "run" / "fault.json").read_text())
+    fault = read(tmp_path / "run" / "fault.json")
     assert (fault["kind"], fault["step"], fault["exit_code"]) == ("not_finite", BREAKS, 18)
     assert said in fault["line"]
     newest, damaged = load_newest(tmp_path / "run")
@@ -118,20 +108,14 @@ def test_weights_that_overflow_in_an_update_are_not_saved(tmp_path: Path) -> Non
     assert "is not finite" in said
     assert "3e+38" in said
     assert list((tmp_path / "run" / "checkpoints").glob("step-*")) == []
-
-
-def test_a_norm_beyond_float32_is_not_clipped_to_nothing(tmp_path: Path) -> None:
-    said = fit(tmp_path / "run", "first", 1e38, clip_gradients=1.0)
+    # Nor is a norm beyond float32 clipped to nothing.
+    said = fit(tmp_path / "clipped", "first", 1e38, clip_gradients=1.0)
     assert "the norm of the gradient" in said
 
 
-def fit_on_rank(folder: str) -> str:
-    return fit(Path(folder), "second", math.nan)
-
-
 def test_all_ranks_say_the_same(ranks: Ranks, tmp_path: Path) -> None:
-    said, other = ranks.run(2, fit_on_rank, str(tmp_path / "run"))
+    said, other = ranks.run(2, fit, tmp_path / "run", "second", math.nan)
     assert said == other
     assert "second.weight" in said
-    fault = json.loads((tmp_path / "run" / "fault.json").read_text())
+    fault = read(tmp_path / "run" / "fault.json")
     assert (fault["rank"], fault["step"], fault["earlier"]) == (0, BREAKS, [])

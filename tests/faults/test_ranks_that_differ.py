@@ -4,6 +4,7 @@ import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,26 +29,19 @@ RECIPE = Recipe(
 )
 
 
-class BiggerHead(Everything):
-    """Another network under the same name."""
-
-    __qualname__ = "Everything"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = torch.nn.Linear(6, 5)
-        self.rare = torch.nn.Parameter(torch.zeros(5))
-        self.frozen = torch.nn.Parameter(torch.ones(5), requires_grad=False)
+def bigger(net: Any) -> None:
+    net.head = torch.nn.Linear(6, 5)
+    net.rare = torch.nn.Parameter(torch.zeros(5))
+    net.frozen = torch.nn.Parameter(torch.ones(5), requires_grad=False)
 
 
-class LongerMask(Everything):
+def with_longer_mask(net: Any) -> None:
     """The same parameters, and a buffer that is in no state_dict."""
+    net.register_buffer("mask", torch.ones(2, dtype=torch.bool), persistent=False)
 
-    __qualname__ = "Everything"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mask", torch.ones(2, dtype=torch.bool), persistent=False)
+def wider(net: Any) -> None:
+    net.classifier.append(torch.nn.Linear(4, 4))
 
 
 ROWS = {
@@ -58,16 +52,6 @@ ROWS = {
 """Of two workers, which hold one model together."""
 
 
-class Wider(Net):
-    """Another network under the same name."""
-
-    __qualname__ = "Net"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.classifier.append(torch.nn.Linear(4, 4))
-
-
 def fit(folder: Path, what: str, row: str = "") -> str:
     """Trains, with a rank 1 that differs; returns its error, if there is one."""
     is_odd = os.environ["RANK"] == "1"
@@ -76,12 +60,13 @@ def fit(folder: Path, what: str, row: str = "") -> str:
         os.environ["ATEN_CPU_CAPABILITY"] = "default"
         os.environ["ONEDNN_MAX_CPU_ISA"] = "SSE41"
     recipe = changed(RECIPE, train={"seed": 5}) if is_odd and what == "recipe" else RECIPE
-    made: type[torch.nn.Module] = Net if row else Everything
-    if is_odd:
-        made = {"model": Wider if row else BiggerHead, "buffer": LongerMask}.get(what, made)
+    change = {"model": wider if row else bigger, "buffer": with_longer_mask}.get(what)
 
-    def network() -> torch.nn.Module:  # of one file, whatever it makes
-        return made()
+    def network() -> torch.nn.Module:  # of one name, whatever it makes
+        net = Net() if row else Everything()
+        if is_odd and change is not None:
+            change(net)
+        return net
 
     parallel = ROWS[row] if row else ParallelConfig()
     training = Training(network, 61 if is_odd and what == "data" else 60)
@@ -95,20 +80,14 @@ DOUBTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("what", "words"),
-    [
-        ("recipe", "train.seed"),
-        ("data", "the training data"),
-        ("model", "the model"),
-        ("buffer", "the model"),
-    ],
-)
-def test_every_rank_names_the_one_that_differs(
-    ranks: Ranks, what: str, words: str, tmp_path: Path
-) -> None:
-    for error in ranks.run(3, fit, tmp_path / "run", what):
-        assert error.startswith(f"{DIFFERS}{words}: ")
+NAMES = {"recipe": "train.seed", "data": "the training data", "model": "the model"}
+NAMES |= {"buffer": "the model"}
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_every_rank_names_the_one_that_differs(ranks: Ranks, what: str, tmp_path: Path) -> None:
+    for error in ranks.shared(3, fit, tmp_path / "run", what):
+        assert error.startswith(f"{DIFFERS}{NAMES[what]}: ")
     assert not (tmp_path / "run").exists()
 
 
@@ -172,8 +151,6 @@ def agree_on(facts: list[str]) -> str:
 
 
 def test_agreement_names_the_minority(ranks: Ranks) -> None:
-    assert ranks.run(3, agree_on, ["red", "red", "red"]) == [""] * 3
-    for error in ranks.run(3, agree_on, ["blue", "red", "red"]):
-        assert error.startswith(
-            "rank 0 differs from the others in the color: blue on rank 0, red on rank 1"
-        )
+    assert ranks.shared(3, agree_on, ["red", "red", "red"]) == [""] * 3
+    for error in ranks.shared(3, agree_on, ["blue", "red", "red"]):
+        assert error.startswith("rank 0 differs from the others in the color: blue on rank 0")

@@ -29,6 +29,7 @@ def test_names_types_shapes_order_and_every_byte_enter() -> None:
         [],
     ]
     assert len({digest(tensors) for tensors in others}) == len(others)
+    assert digest_each(others[5]) == {name: digest([(name, zeros)]) for name in ("weight", "bias")}
 
 
 def test_memory_layout_does_not_enter() -> None:
@@ -38,13 +39,6 @@ def test_memory_layout_does_not_enter() -> None:
     assert digest([("weight", matrix)]) == digest([("weight", strided)])
 
 
-def test_each_alone_has_the_digest_of_itself() -> None:
-    tensors = {"a": torch.ones(2), "b": torch.ones(3)}
-    assert digest_each(tensors.items()) == {
-        name: digest([(name, tensor)]) for name, tensor in tensors.items()
-    }
-
-
 OF_RANK_1 = [Whole("w", (3,), torch.float32, ((1, None),))]
 
 
@@ -52,23 +46,17 @@ def time_out(*_: object, **__: object) -> None:
     raise RuntimeError("timed out")
 
 
-def gather(world: World) -> object:
-    return gather_text(world, "here")
+WAITS: dict[str, tuple[int, Callable[[World], object]]] = {
+    "gathers": (0, lambda world: gather_text(world, "here")),
+    "takes": (0, lambda world: list(collect(world, OF_RANK_1, {}))),
+    "gives": (1, lambda world: list(collect(world, OF_RANK_1, {"w": HeldPart(torch.zeros(3))}))),
+}
 
 
-def take(world: World) -> object:
-    return list(collect(world, OF_RANK_1, {}))
-
-
-def give(world: World) -> object:
-    return list(collect(world, OF_RANK_1, {"w": HeldPart(torch.zeros(3))}))
-
-
-@pytest.mark.parametrize(("wait", "rank"), [(gather, 0), (take, 0), (give, 1)])
-def test_a_rank_waits_until_it_knows_who_is_lost(
-    wait: Callable[[World], object], rank: int
-) -> None:
+@pytest.mark.parametrize("how", WAITS)
+def test_a_rank_waits_until_it_knows_who_is_lost(how: str) -> None:
     """Else a rank that looks meanwhile finds two that do not wait, and may name this one."""
+    rank, wait = WAITS[how]
     with watches(2) as (watching, _):
         watch = watching[rank]
         seen: list[bool] = []

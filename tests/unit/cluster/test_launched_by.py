@@ -17,14 +17,9 @@ OPEN_MPI = {
     "PMIX_RANK": "1",
 }
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-ALLOCATION = {
-    "SLURM_JOB_ID": "200505",
-    "SLURM_JOB_NODELIST": "gnode[10,20,25,37]",
-    "SLURM_NTASKS": "8",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-}
+ALLOCATION = {"SLURM_JOB_ID": "200505", "SLURM_JOB_NODELIST": "gnode[10,20,25,37]"}
+ALLOCATION |= {"SLURM_NTASKS": "8"}
+ALLOCATION |= dict.fromkeys(("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"), "0")
 """Of a batch script, which is no rank of its job."""
 SLURM = ALLOCATION | {
     "SLURM_STEP_ID": "0",
@@ -35,28 +30,25 @@ SLURM = ALLOCATION | {
     "SLURM_NODEID": "2",
 }
 WHO = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+SECOND_OF_TWO = ("1", "2", "1", "2", "127.0.0.1")
+LAST_OF_FIVE = ("4", "5", "0", "1", "gnode20")
+KNOWN: list[tuple[dict[str, str], tuple[str, ...]]] = [
+    (OPEN_MPI, SECOND_OF_TWO),
+    (MPICH, SECOND_OF_TWO),
+    (SLURM, LAST_OF_FIVE),
+    (SLURM | {"PMI_RANK": "4", "PMI_SIZE": "5"}, LAST_OF_FIVE),
+    (SLURM | OPEN_MPI, SECOND_OF_TWO),
+    (SLURM | MPICH, SECOND_OF_TWO),
+    (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "9", "MASTER_ADDR": "b"}, ("1", "9", "1", "2", "b")),
+]
 
 
-@pytest.mark.parametrize(
-    ("environment", "who"),
-    [
-        (OPEN_MPI, ("1", "2", "1", "2", "127.0.0.1")),
-        (MPICH, ("1", "2", "1", "2", "127.0.0.1")),
-        (SLURM, ("4", "5", "0", "1", "gnode20")),
-        (SLURM | {"PMI_RANK": "4", "PMI_SIZE": "5"}, ("4", "5", "0", "1", "gnode20")),
-        (SLURM | OPEN_MPI, ("1", "2", "1", "2", "127.0.0.1")),
-        (SLURM | MPICH, ("1", "2", "1", "2", "127.0.0.1")),
-        (
-            OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "9", "MASTER_ADDR": "node-a"},
-            ("1", "9", "1", "2", "node-a"),
-        ),
-    ],
-)
-def test_a_rank_of_another_launcher(environment: dict[str, str], who: tuple[str, ...]) -> None:
-    words = words_of(environment)
-    assert tuple(words[name] for name in WHO) == who
-    assert 1024 <= int(words["MASTER_PORT"]) < 32768  # below what Linux gives out by itself
-    assert words_of(environment | {"MASTER_PORT": "7"})["MASTER_PORT"] == "7"
+def test_a_rank_of_another_launcher() -> None:
+    for environment, who in KNOWN:
+        words = words_of(environment)
+        assert tuple(words[name] for name in WHO) == who
+        assert 1024 <= int(words["MASTER_PORT"]) < 32768  # below what Linux gives out by itself
+        assert words_of(environment | {"MASTER_PORT": "7"})["MASTER_PORT"] == "7"
 
 
 def test_jobs_have_ports_of_their_own() -> None:
@@ -68,18 +60,15 @@ def test_jobs_have_ports_of_their_own() -> None:
     assert len(ports) > 25
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
+def test_who_is_no_rank_or_knows_it_already() -> None:
+    for environment in (
         {},
         ALLOCATION,
         SLURM | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"},
         OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
         SLURM | {"RANK": "3", "WORLD_SIZE": "4"},
-    ],
-)
-def test_who_is_no_rank_or_knows_it_already(environment: dict[str, str]) -> None:
-    assert words_of(environment) == {}
+    ):
+        assert words_of(environment) == {}
 
 
 def test_both_are_said_or_neither() -> None:
@@ -90,9 +79,8 @@ def test_both_are_said_or_neither() -> None:
             check_both_said(environment)
 
 
-@pytest.mark.parametrize(
-    ("environment", "named"),
-    [
+def test_one_of_several_that_does_not_know_enough() -> None:
+    for environment, named in (
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}, "MASTER_ADDR"),
         (MPICH | {"PMI_SIZE": "4"}, "MASTER_ADDR"),
         ({"PMI_RANK": "1", "PMI_SIZE": "4"}, "LOCAL_RANK"),
@@ -100,11 +88,9 @@ def test_both_are_said_or_neither() -> None:
         (SLURM | {"SLURM_STEP_NODELIST": ""}, "MASTER_ADDR"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "one"}, "OMPI_COMM_WORLD_SIZE"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "2"}, "OMPI_COMM_WORLD_RANK"),
-    ],
-)
-def test_one_of_several_that_does_not_know_enough(environment: dict[str, str], named: str) -> None:
-    with pytest.raises(LaunchError, match=named):
-        words_of(environment)
+    ):
+        with pytest.raises(LaunchError, match=named):
+            words_of(environment)
 
 
 FIRST = {

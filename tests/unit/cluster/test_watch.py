@@ -229,11 +229,6 @@ def test_ranks_that_are_lost_together_are_each_told_once() -> None:
         assert watching[1].fault is watching[2].fault is None
 
 
-def test_each_of_several_silent_ranks_is_told() -> None:
-    with watches(4, [0, 1], SILENT_S, shape=star_of) as (watching, _):
-        assert sorted(Losses(watching[0], least=2).all()) == [("frozen", 2), ("frozen", 3)]
-
-
 def test_what_a_lost_rank_says_later_is_no_news() -> None:
     with watches(3, [0], shape=star_of) as (watching, sockets):
         losses = Losses(watching[0], least=2)
