@@ -6,7 +6,6 @@ hears of each, and the others of none.
 import re
 import socket
 import threading
-import time
 
 import pytest
 
@@ -60,15 +59,6 @@ def test_a_host_answers_for_a_process_that_reads_nothing() -> None:
         until(lambda: host.last_acknowledged_s() > 0.1)
         host.send(b"x")
         until(lambda: host.last_acknowledged_s() < 0.1)
-
-
-def test_a_wait_that_the_process_group_does_not_end_is_over_in_time() -> None:
-    with watches(2, silent_s=SILENT_S, timeout_s=SILENT_S) as (watching, _):
-        watching[0].place.step = watching[1].place.step = 3
-        watching[0].place.waits_from_s = time.monotonic()
-        watching[0].place.waits = True
-        fault = fault_of(watching[0])
-        assert (fault.kind, fault.rank, fault.step) == ("stuck", 1, 3)
 
 
 def test_nobody_is_named_where_nobody_is_behind() -> None:
@@ -217,16 +207,6 @@ def test_rank_0_hears_of_every_loss_and_nobody_is_cut_off() -> None:
         # Then rank 0 is lost: that is news for all who are left.
         watching[0].tell(Fault("exception", 0, "host0", 4, "itself"))
         assert {fault_of(watch).rank for watch in watching[1:-1]} == {0}
-
-
-def test_ranks_that_are_lost_together_are_each_told_once() -> None:
-    with watches(SIZE, [0, 1, 2], shape=star_of) as (watching, sockets):
-        losses = Losses(watching[0], least=SIZE - 3)
-        for lost in range(3, SIZE):
-            sockets[lost][0].close()
-        assert sorted(losses.all()) == [("gone", rank) for rank in range(3, SIZE)]
-        assert sorted(watching[0].losses) == list(range(3, SIZE))
-        assert watching[1].fault is watching[2].fault is None
 
 
 def test_what_a_lost_rank_says_later_is_no_news() -> None:

@@ -96,17 +96,6 @@ def test_backup_hands_the_late_ones_out_again(seed: int, backups: int, faults: i
         assert not any(update.again for update in made)
 
 
-def test_who_is_late_all_the_time_holds_up_the_last_update_alone() -> None:
-    """Who began last is done first, so learner 0, who began first, is never in time."""
-    leaves = Leaves(0, 6, 3, per_step=4, per_epoch=12)
-    events = drive(lambda queue: BackupAgain(queue, 4, 0, 1), lambda count: count - 1, leaves)
-    first = [push for push in pushes(events) if push.work.learner == 0]
-    assert [(push.counts, push.work.leaf) for push in first] == [(False, Leaf(0, 0))]
-    of_leaf_0 = [w.learner for u in updates(events) for w in u.works if w.leaf == Leaf(0, 0)]
-    assert of_leaf_0 == [1]
-    assert [len(update.works) for update in updates(events)] == [3] * 8
-
-
 def bring(policy: Backup, learner: int) -> None:
     policy.contribute(policy.in_flight[learner])
     policy.commit()
