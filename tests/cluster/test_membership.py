@@ -90,7 +90,7 @@ def verdict(launcher: Rank) -> str:
 
 def two_hosts(net: VirtualCluster, folder: Path, *more: str, steps: int = 5000) -> Hosts:
     """Two hosts, once their ranks have taken steps together. more: words."""
-    words = ("--train.steps", str(steps), "--checkpoint.every", "5", "--exchange.silent_s", "2")
+    words = ("--train.steps", str(steps), "--checkpoint.every", "5", "--exchange.silent_s", "3")
     hosts = Hosts(net, folder, "2", *words, *more)
     for host in range(2):
         hosts.come(host)
