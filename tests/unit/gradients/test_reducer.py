@@ -1,5 +1,5 @@
-"""The reducer: when buckets leave, who starts their exchange, and what becomes of failures. Sums are
-of tests/parity.
+"""The reducer: when buckets leave, who starts their exchange, and what becomes of failures. Its
+sums are of tests/parity.
 """
 
 import threading
