@@ -64,40 +64,41 @@ def decoded(data: bytes, **limits: int) -> Tensors:
             return dict(file.tensors())
 
 
+def header_place(data: bytes) -> tuple[int, int]:
+    """Where the header's checksum is, and how many bytes the header behind it has."""
+    stored, place = read_varint(data, len(MAGIC) + 1)
+    for _ in ("its plain bytes", "the body's bytes"):
+        _, place = read_varint(data, place)
+    return place, stored
+
+
 def body_start(data: bytes) -> int:
     """Where the first block begins."""
-    place = len(MAGIC) + 1
-    stored, place = read_varint(data, place)
-    _, place = read_varint(data, place)
-    _, place = read_varint(data, place)
+    place, stored = header_place(data)
     return place + 4 + stored
 
 
 def with_sums(data: bytes) -> bytes:
     """The same bytes with checksums that are right, if the numbers before them can be read."""
-    place = len(MAGIC) + 1
-    stored, place = read_varint(data, place)
-    _, place = read_varint(data, place)
-    _, place = read_varint(data, place)
+    place, stored = header_place(data)
     mended = bytearray(data)
-    header = data[place + 4 : place + 4 + stored]
-    mended[place : place + 4] = zlib.crc32(header, zlib.crc32(data[:place])).to_bytes(4, "little")
-    start = place + 4 + stored
-    while start < len(data):
-        _, place = read_varint(data, start)
-        words, place = read_varint(data, place)
-        payload = data[place + 4 : place + 4 + 4 * words]
+    start, size = 0, stored
+    while True:
+        payload = data[place + 4 : place + 4 + size]
         sum_ = zlib.crc32(payload, zlib.crc32(data[start:place]))
         mended[place : place + 4] = sum_.to_bytes(4, "little")
-        start = place + 4 + 4 * words
-    return bytes(mended[: len(data)])
+        start = place + 4 + size
+        if start >= len(data):
+            return bytes(mended[: len(data)])
+        _, place = read_varint(data, start)
+        words, place = read_varint(data, place)
+        size = 4 * words
 
 
 def same(found: Tensors, expected: Tensors) -> bool:
     """Whether names, types, shapes and bits are the same."""
-    return list(found) == list(expected) and all(
-        array.dtype == expected[name].dtype
-        and array.shape == expected[name].shape
-        and array.tobytes() == expected[name].tobytes()
-        for name, array in found.items()
+    ours, theirs = (
+        [(name, each.dtype, each.shape, each.tobytes()) for name, each in tensors.items()]
+        for tensors in (found, expected)
     )
+    return ours == theirs

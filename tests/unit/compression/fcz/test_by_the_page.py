@@ -32,17 +32,10 @@ def test_the_page_decodes_it(name: str, code: How) -> None:
         assert found[each] == (array.dtype.name, array.shape, array.tobytes()), each
 
 
-def test_the_page_has_the_header_s_dictionary() -> None:
-    """Of which a small header uses but a part."""
-    assert by_the_page.DICTIONARY == DICTIONARY
-
-
 def test_neighbors_are_found() -> None:
     """Lines have 15 pixels: the neighbors are about 15 before, and the mask is smaller."""
     weights = smooth(12, 15, 60)
-    found = cheapest_view(weights.reshape(-1) != 0, weights.shape, 1.0)
-    assert found is not None
-    view, bits = found
+    view, bits = cheapest_view(weights.reshape(-1) != 0, weights.shape, 1.0) or pytest.fail("none")
     assert view.transposed
     assert 14 <= view.distance <= 16
     share = float((weights != 0).mean())
@@ -59,6 +52,7 @@ def test_signs_of_neighbors_are_used(tmp_path: Path) -> None:
 
 
 def test_the_page_has_the_tables() -> None:
+    assert by_the_page.DICTIONARY == DICTIONARY  # of which a small header uses but a part
     assert f"its type: {', '.join(DTYPES)}, from 0" in by_the_page.PAGE
     *most, last = [f"{each * 64:.0f}" for each in FACTORS]
     assert f"{', '.join(most)} and {last} sixty-fourths" in " ".join(by_the_page.PAGE.split())
