@@ -28,25 +28,26 @@ def network() -> nn.Sequential:
     return nn.Sequential(first, nn.Linear(20, 10))
 
 
-def scheme(**low_rank: dict[str, float]) -> Scheme:
-    return Scheme("x", [], low_rank=low_rank)
+# A layer whose two would be larger stays whole: of rank 7 or more, 7 (20 + 10) weights exceed 200.
+RANKS: list[tuple[dict[str, dict[str, float]], dict[str, int]]] = [
+    ({"energy": {"0": 0.9999}}, {"0": 2}),
+    ({"energy": {"*": 0.9999}}, {"0": 2}),
+    ({"energy": {"*": 0.9999, "0": 0.1}}, {"0": 1}),
+    ({"rank": {"*": 3, "1": 4}}, {"0": 3, "1": 4}),
+    ({}, {}),
+]
 
 
-def test_energy_finds_the_rank_that_is_there() -> None:
-    assert ranks_of(scheme(energy={"0": 0.9999}), network()) == {"0": 2}
+@pytest.mark.parametrize(("low_rank", "ranks"), RANKS)
+def test_ranks_are_found_by_energy_or_taken_as_they_are(
+    low_rank: dict[str, dict[str, float]], ranks: dict[str, int]
+) -> None:
+    assert ranks_of(Scheme("x", [], low_rank=low_rank), network()) == ranks
 
 
-def test_a_layer_whose_two_would_be_larger_stays_whole() -> None:
-    """Of rank 7 or more, 7 (20 + 10) weights are more than 200."""
-    assert ranks_of(scheme(energy={"*": 0.9999}), network()) == {"0": 2}
-    assert ranks_of(scheme(energy={"*": 0.9999, "0": 0.1}), network()) == {"0": 1}
-
-
-def test_ranks_are_taken_as_they_are() -> None:
-    assert ranks_of(scheme(rank={"*": 3, "1": 4}), network()) == {"0": 3, "1": 4}
-    assert ranks_of(scheme(), network()) == {}
+def test_a_layer_that_is_not_there_is_said() -> None:
     with pytest.raises(RecipeError, match="'fc', which no Linear or Conv2d"):
-        ranks_of(scheme(energy={"fc": 0.5}), network())
+        ranks_of(Scheme("x", [], low_rank={"energy": {"fc": 0.5}}), network())
 
 
 def test_the_file_holds_the_two_layers(tmp_path: Path) -> None:

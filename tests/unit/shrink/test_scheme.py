@@ -8,23 +8,18 @@ import pytest
 
 from firecaffe.compression.config import PruneConfig
 from firecaffe.errors import RecipeError
-from firecaffe.models.config import ModelConfig
-from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.layer_sizes import LayerChoice
 from firecaffe.shrink.pruning_rounds import rounds_of
-from firecaffe.shrink.scheme import FOLDER, Scheme, find_scheme, scheme_of
-from firecaffe.solvers.config import SolverConfig
+from firecaffe.shrink.scheme import FOLDER, find_scheme, scheme_of
+from tests.kit.training import recipe_with
 
 KNOWN = sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
-def test_those_of_the_help_come_along() -> None:
-    assert {"best", "deep_compression"} <= set(KNOWN)
-
-
 @pytest.mark.parametrize("name", KNOWN)
 def test_each_prunes_and_shares_and_says_what_it_is(name: str) -> None:
+    assert {"best", "deep_compression"} <= set(KNOWN)  # those of the help
     scheme = find_scheme(name)
     assert scheme.about
     words = [section for each in scheme.rounds for section in each.sections]
@@ -35,9 +30,9 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[[rounds]]\nlength = 0.5\n[rounds.prune]\nkeep = { "ip*" = 0.2 }\n')
     scheme = find_scheme(str(path))
-    (each,) = scheme.rounds
-    assert (scheme.name, each.name, each.length, each.rate) == ("mine", "round", 0.5, 1.0)
-    assert each.sections == {"prune": {"keep": {"ip*": 0.2}}}
+    (only,) = scheme.rounds
+    assert (scheme.name, only.name, only.length, only.rate) == ("mine", "round", 0.5, 1.0)
+    assert only.sections == {"prune": {"keep": {"ip*": 0.2}}}
     assert (scheme.code, scheme.biases, scheme.normalization) == ("best", 32, "keep")
 
 
@@ -66,9 +61,8 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_one_line(text: str, message: str) -> None:
-    words: dict[str, Any] = tomllib.loads(text)
     with pytest.raises(RecipeError, match=f"scheme x: .*{message}"):
-        scheme_of("x", words, "scheme x")
+        scheme_of("x", tomllib.loads(text), "scheme x")
 
 
 def test_a_scheme_that_is_not_there(tmp_path: Path) -> None:
@@ -81,12 +75,10 @@ def test_a_scheme_that_is_not_there(tmp_path: Path) -> None:
         find_scheme(str(tmp_path / "bad.toml"))
 
 
-RUN = Recipe(
-    model=ModelConfig("lenet", weights="runs/trained"),
-    train=TrainConfig(64, 16, epochs=3, stop_after=2),
-    solver=SolverConfig(
-        base_lr=0.1, lr_policy="multistep", gamma=0.1, stepvalue=[500], weight_decay=0.01
-    ),
+RUN = recipe_with(
+    "model.name=lenet model.weights=runs/trained train.epochs=3 train.stop_after=2 "
+    "solver.base_lr=0.1 solver.lr_policy=multistep solver.gamma=0.1 solver.stepvalue=[500] "
+    "solver.weight_decay=0.01"
 )
 TWICE = """
 [[rounds]]
@@ -115,39 +107,31 @@ name = "last"
 """
 
 
-def of_rounds(text: str = TWICE) -> Scheme:
-    return scheme_of("x", tomllib.loads(text), "scheme x")
+def recipes(text: str = TWICE, run: Recipe = RUN, **words: Any) -> list[Recipe]:
+    """Those of the rounds, of a run of 1,000 steps."""
+    scheme = scheme_of("x", tomllib.loads(text), "scheme x")
+    return [trial.recipe for trial in rounds_of(run, scheme, 1000, Path("out"), **words)]
 
 
 def test_each_begins_with_the_weights_of_the_one_before() -> None:
-    trials = rounds_of(RUN, of_rounds(), 1000, Path("out"))
-    assert [trial.name for trial in trials] == ["1-half", "2-rest", "3-share", "4-last"]
-    assert [trial.recipe.model.weights for trial in trials] == [
-        "runs/trained",
-        "out/1-half",
-        "out/2-rest",
-        "out/3-share",
-    ]
+    weights = [recipe.model.weights for recipe in recipes()]
+    assert weights == ["runs/trained", "out/1-half", "out/2-rest", "out/3-share"]
 
 
-def test_length_and_rate_are_shares_of_the_runs() -> None:
-    first, second, third, _ = (each.recipe for each in rounds_of(RUN, of_rounds(), 1000, Path()))
+def test_length_and_rate_are_shares_of_the_runs_and_fall_by_a_cosine() -> None:
+    first, second, third, _ = recipes()
     assert (first.train.steps, first.train.epochs, first.train.stop_after) == (500, 0, 0)
-    assert first.solver.base_lr == pytest.approx(0.01)
     assert first.prune.steps == 125
-    assert (second.train.steps, second.solver.base_lr) == (1000, 0.1)
     assert (third.train.steps, third.train.epochs) == (0, 2)
-
-
-def test_the_rate_falls_by_a_cosine_unless_a_round_says_otherwise() -> None:
-    first, second, *_ = (each.recipe.solver for each in rounds_of(RUN, of_rounds(), 1000, Path()))
-    assert (first.lr_policy, first.stepvalue, first.gamma) == ("cosine", [], 0.0)
-    assert (first.weight_decay, first.momentum) == (0.01, 0.9)
-    assert (second.lr_policy, second.momentum) == ("fixed", 0.5)
+    assert first.solver.base_lr == pytest.approx(0.01)
+    assert (first.solver.lr_policy, first.solver.stepvalue) == ("cosine", [])
+    assert (first.solver.gamma, first.solver.weight_decay, first.solver.momentum) == (0, 0.01, 0.9)
+    assert (second.train.steps, second.solver.base_lr) == (1000, 0.1)
+    assert (second.solver.lr_policy, second.solver.momentum) == ("fixed", 0.5)
 
 
 def test_what_is_zero_stays_zero_and_what_is_shared_stays_shared() -> None:
-    _, _, third, fourth = (each.recipe for each in rounds_of(RUN, of_rounds(), 1000, Path()))
+    _, _, third, fourth = recipes()
     assert third.prune == PruneConfig(keep={"ip*": 1.0})
     assert (fourth.prune, fourth.share) == (third.prune, third.share)
     assert fourth.share.bits == {"*": 4}
@@ -156,16 +140,14 @@ def test_what_is_zero_stays_zero_and_what_is_shared_stays_shared() -> None:
 def test_a_run_that_was_pruned_itself_stays_so() -> None:
     pruned = PruneConfig(keep={"ip1": 0.1}, how="gradual", steps=700)
     run = Recipe(model=RUN.model, prune=pruned)
-    (only,) = rounds_of(run, of_rounds("[[rounds]]\n[rounds.share]\nbits = {ip1 = 5}"), 9, Path())
-    assert only.recipe.prune == PruneConfig(keep={"ip1": 1.0})
+    (only,) = recipes("[[rounds]]\n[rounds.share]\nbits = {ip1 = 5}", run)
+    assert only.prune == PruneConfig(keep={"ip1": 1.0})
 
 
 def test_a_choice_takes_the_place_of_patterns_round_by_round() -> None:
     """Both rounds that prune keep the same part of what there was."""
     choice = {"conv1": LayerChoice(0.64, 6), "ip1": LayerChoice(0.01, 3)}
-    first, second, third, _ = (
-        each.recipe for each in rounds_of(RUN, of_rounds(), 1000, Path(), choice)
-    )
+    first, second, third, _ = recipes(choice=choice)
     assert first.prune.keep == pytest.approx({"conv1": 0.8, "ip1": 0.1})
     assert second.prune.keep == pytest.approx({"conv1": 0.64, "ip1": 0.01})
     assert second.prune.threshold == {}
@@ -175,4 +157,4 @@ def test_a_choice_takes_the_place_of_patterns_round_by_round() -> None:
 def test_a_share_of_steps_that_nobody_knows() -> None:
     text = '[[rounds]]\nprune_over = 0.5\n[rounds.prune]\nkeep = {"*" = 0.5}\n'
     with pytest.raises(RecipeError, match="round 'round': prune_over is a share"):
-        rounds_of(RUN, of_rounds(f"{text}[rounds.train]\nepochs = 1\n"), 100, Path())
+        recipes(f"{text}[rounds.train]\nepochs = 1\n")
