@@ -6,19 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.unit.caffe.layers.made import layer, module_of, on_meta
 
 PLANES, IMAGES = (2, 5, 3, 4), (2, 3, 30, 60)
-
-
-def found_of(words: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """The corners and the variances, (rows, columns, boxes, 4)."""
-    text = layer("PriorBox", f"prior_box_param {{ {words} }}")
-    found = module_of(text, PLANES, IMAGES)(torch.zeros(PLANES), torch.zeros(IMAGES))
-    assert on_meta(text, PLANES, IMAGES) == [tuple(found.shape)]
-    corners, variances = found.view(2, 3, 4, -1, 4)
-    return corners, variances
 
 
 def boxes(
@@ -27,48 +19,46 @@ def boxes(
     step: tuple[float, float] = (10, 15),
     offset: float = 0.5,
 ) -> np.ndarray:
-    out = np.zeros((3, 4, len(sizes), 4))
-    for i in range(3):
-        for j in range(4):
-            x, y = (j + offset) * step[1], (i + offset) * step[0]
-            for k, (width, height) in enumerate(sizes):
-                out[i, j, k] = [
-                    (x - width / 2) / image[1],
-                    (y - height / 2) / image[0],
-                    (x + width / 2) / image[1],
-                    (y + height / 2) / image[0],
-                ]
-    return out
+    """The corners, (rows, columns, sizes, 4), of boxes of these widths and heights."""
+    (y, x) = ((place + offset) * size for place, size in zip(np.mgrid[:3, :4], step, strict=True))
+    corners = [[x - w / 2, y - h / 2, x + w / 2, y + h / 2] for w, h in sizes]
+    return np.moveaxis(np.array(corners), (0, 1), (2, 3)) / [*image[::-1], *image[::-1]]
 
 
-def test_a_place_has_the_small_square_the_middle_one_and_the_ratios() -> None:
-    corners, variances = found_of("min_size: 6 max_size: 24 aspect_ratio: 2 aspect_ratio: 3")
-    middle = math.sqrt(6 * 24)
-    ratios = [(6 * math.sqrt(r), 6 / math.sqrt(r)) for r in (2, 1 / 2, 3, 1 / 3)]
-    sizes = [(6, 6), (middle, middle), *ratios]
-    np.testing.assert_allclose(corners, boxes(sizes), atol=1e-6)
-    assert (variances == torch.tensor(0.1)).all()
+SMALL, MIDDLE = (6, 6), (math.sqrt(6 * 24), math.sqrt(6 * 24))  # a place also has the middle one
+RATIOS = [(6 * math.sqrt(r), 6 / math.sqrt(r)) for r in (2, 1 / 2, 3, 1 / 3)]
+OTHER = "min_size: 40 img_h: 50 img_w: 80 step: 20 offset: 0.25 variance: 0.1 variance: 0.2"
+SQUARE = "min_size: 40 img_size: 50 step_h: 20 step_w: 9 clip: true variance: 2"
+
+# words, corners, variances
+PRIORS: list[tuple[str, np.ndarray, Any]] = [
+    (
+        "min_size: 6 max_size: 24 aspect_ratio: 2 aspect_ratio: 3",
+        boxes([SMALL, MIDDLE, *RATIOS]),
+        0.1,
+    ),
+    (
+        "min_size: 6 min_size: 9 flip: false aspect_ratio: 1 aspect_ratio: 4 aspect_ratio: 4",
+        boxes([SMALL, (12, 3), (9, 9), (18, 4.5)]),  # a ratio comes once
+        0.1,
+    ),
+    (
+        f"{OTHER} variance: 0.3 variance: 0.4",
+        boxes([(40, 40)], (50, 80), (20, 20), 0.25),
+        [0.1, 0.2, 0.3, 0.4],
+    ),
+    (SQUARE, boxes([(40, 40)], (50, 50), (20, 9)).clip(0, 1), 2),
+]
 
 
-def test_sizes_come_one_after_the_other_and_a_ratio_comes_once() -> None:
-    corners, _ = found_of(
-        "min_size: 6 min_size: 9 flip: false aspect_ratio: 1 aspect_ratio: 4 aspect_ratio: 4"
-    )
-    np.testing.assert_allclose(corners, boxes([(6, 6), (12, 3), (9, 9), (18, 4.5)]), atol=1e-6)
-
-
-def test_image_step_offset_clip_and_variances() -> None:
-    words = "min_size: 40 img_h: 50 img_w: 80 step: 20 offset: 0.25 variance: 0.1 variance: 0.2 "
-    corners, variances = found_of(words + "variance: 0.3 variance: 0.4")
-    expected = boxes([(40, 40)], (50, 80), (20, 20), 0.25)
+@pytest.mark.parametrize(("words", "expected", "variances"), PRIORS)
+def test_prior_boxes(words: str, expected: np.ndarray, variances: Any) -> None:
+    text = layer("PriorBox", f"prior_box_param {{ {words} }}")
+    priors = module_of(text, PLANES, IMAGES)(torch.zeros(PLANES), torch.zeros(IMAGES))
+    assert on_meta(text, PLANES, IMAGES) == [tuple(priors.shape)]
+    corners, spread = priors.view(2, 3, 4, -1, 4)
     np.testing.assert_allclose(corners, expected, atol=1e-6)
-    np.testing.assert_allclose(variances[1, 2, 0], [0.1, 0.2, 0.3, 0.4], rtol=1e-6)
-    corners, variances = found_of(
-        "min_size: 40 img_size: 50 step_h: 20 step_w: 9 clip: true variance: 2"
-    )
-    expected = boxes([(40, 40)], (50, 50), (20, 9)).clip(0, 1)
-    np.testing.assert_allclose(corners, expected, atol=1e-6)
-    assert (variances == 2).all()
+    np.testing.assert_allclose(spread, np.broadcast_to(variances, spread.shape), rtol=1e-6)
 
 
 BOXES, CLASSES, BATCH = 40, 4, 3
@@ -145,9 +135,9 @@ def detections(share: bool, equal: bool = False) -> dict[str, np.ndarray]:
 
 
 def text_of(words: dict[str, Any]) -> str:
-    nms = f"nms_threshold: {words['nms']} eta: {words.get('eta', 1)} "
-    if "top_k" in words:
-        nms += f"top_k: {words['top_k']}"
+    nms = (
+        f"nms_threshold: {words['nms']} eta: {words.get('eta', 1)} top_k: {words.get('top_k', -1)}"
+    )
     param = (
         f"num_classes: {CLASSES} code_type: {words['code']} nms_param {{ {nms} }} "
         f"share_location: {str(words.get('share', True)).lower()} "
@@ -158,42 +148,41 @@ def text_of(words: dict[str, Any]) -> str:
     return layer("DetectionOutput", f"detection_output_param {{ {param} }}")
 
 
-def detected(words: dict[str, Any], values: dict[str, np.ndarray]) -> torch.Tensor:
+def detected(words: dict[str, Any], values: dict[str, np.ndarray]) -> Tensor:
     bottoms = [torch.from_numpy(each) for each in values.values()]
-    found: torch.Tensor = module_of(text_of(words), *(tuple(b.shape) for b in bottoms))(*bottoms)
-    return found
+    rows: Tensor = module_of(text_of(words), *(tuple(b.shape) for b in bottoms))(*bottoms)
+    return rows
 
 
-PLAIN = {"code": "CENTER_SIZE", "nms": 0.4, "confidence": 0.3}
+PLAIN: dict[str, Any] = {"code": "CENTER_SIZE", "nms": 0.4, "confidence": 0.3}
 WORDS: dict[str, dict[str, Any]] = {
-    "plain": PLAIN,
-    "corner": {**PLAIN, "code": "CORNER"},
-    "corner_size": {**PLAIN, "code": "CORNER_SIZE"},
-    "per_class": {**PLAIN, "share": False},
-    "encoded": {**PLAIN, "encoded": True},
-    "background": {**PLAIN, "background": 2},
-    "no_background": {**PLAIN, "background": -1},
-    "top_k": {**PLAIN, "top_k": 9},
-    "keep_top_k": {**PLAIN, "keep": 7},
-    "both": {**PLAIN, "top_k": 12, "keep": 10, "nms": 0.6, "share": False},
-    "eta": {**PLAIN, "nms": 0.8, "eta": 0.7, "confidence": 0.01},
+    "plain": {},
+    "corner": {"code": "CORNER"},
+    "corner_size": {"code": "CORNER_SIZE"},
+    "per_class": {"share": False},
+    "encoded": {"encoded": True},
+    "background": {"background": 2},
+    "no_background": {"background": -1},
+    "top_k": {"top_k": 9},
+    "keep_top_k": {"keep": 7},
+    "both": {"top_k": 12, "keep": 10, "nms": 0.6, "share": False},
+    "eta": {"nms": 0.8, "eta": 0.7, "confidence": 0.01},
 }
 
 
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("name", WORDS)
 def test_boxes_are_decoded_and_the_best_stay(name: str, equal: bool) -> None:
-    words = WORDS[name]
+    words = PLAIN | WORDS[name]
     values = detections(words.get("share", True), equal)
-    found = detected(words, values)
-    expected = expected_rows(values, words)
-    assert found.shape == (1, 1, len(expected), 7)
-    np.testing.assert_allclose(found[0, 0], expected, rtol=1e-9, atol=1e-12)
+    rows, expected = detected(words, values), expected_rows(values, words)
+    assert rows.shape == (1, 1, len(expected), 7)
+    np.testing.assert_allclose(rows[0, 0], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_no_box_is_a_row_of_minus_one_for_each_image() -> None:
-    found = detected({**PLAIN, "confidence": 2}, detections(True))
-    assert found.tolist() == [[[[float(image), *[-1.0] * 6] for image in range(BATCH)]]]
+    rows = detected(PLAIN | {"confidence": 2}, detections(True))
+    assert rows.tolist() == [[[[float(image), *[-1.0] * 6] for image in range(BATCH)]]]
 
 
 def test_a_box_goes_if_it_overlaps_by_more_than_the_threshold() -> None:
@@ -201,15 +190,14 @@ def test_a_box_goes_if_it_overlaps_by_more_than_the_threshold() -> None:
     values["locations"][:] = 0
     values["priors"][0, 0] = np.tile([0.25, 0.25, 0.5, 0.5], BOXES)
     for threshold, rows in ((1.0, BOXES), (0.99, 1)):
-        found = detected({**PLAIN, "confidence": 0, "nms": threshold}, values)
-        assert found.shape[2] == BATCH * (CLASSES - 1) * rows
+        left = detected(PLAIN | {"confidence": 0, "nms": threshold}, values)
+        assert left.shape[2] == BATCH * (CLASSES - 1) * rows
 
 
 def test_on_the_meta_device_there_are_as_many_as_there_can_be() -> None:
     shapes = [each.shape for each in detections(True).values()]
-    assert on_meta(text_of({**PLAIN, "keep": 7}), *shapes) == [(1, 1, BATCH * 7, 7)]
-    assert on_meta(text_of({**PLAIN, "top_k": 5}), *shapes) == [(1, 1, BATCH * 3 * 5, 7)]
-    assert on_meta(text_of({**PLAIN, "background": -1}), *shapes) == [(1, 1, BATCH * 160, 7)]
+    for words, most in (({"keep": 7}, 7), ({"top_k": 5}, 3 * 5), ({"background": -1}, 160)):
+        assert on_meta(text_of(PLAIN | words), *shapes) == [(1, 1, BATCH * most, 7)]
 
 
 def test_files_that_are_asked_for_are_not_taken_in_silence() -> None:
@@ -242,8 +230,8 @@ def away(value: float) -> int:
     return int(math.copysign(math.floor(abs(value) + 0.5), value))
 
 
-def clipped(start: float, end: float, size: int) -> range:
-    return range(min(max(math.floor(start), 0), size), min(max(math.ceil(end), 0), size))
+def clipped(start: float, end: float, size: int) -> slice:
+    return slice(min(max(math.floor(start), 0), size), min(max(math.ceil(end), 0), size))
 
 
 def largest_of_bins(planes: np.ndarray, regions: np.ndarray) -> np.ndarray:
@@ -253,19 +241,12 @@ def largest_of_bins(planes: np.ndarray, regions: np.ndarray) -> np.ndarray:
         x1, y1, x2, y2 = (away(float(each) * 0.5) for each in corners)
         bin_h = np.float32(max(y2 - y1 + 1, 1)) / np.float32(high)
         bin_w = np.float32(max(x2 - x1 + 1, 1)) / np.float32(wide)
-        for i in range(high):
-            rows = clipped(
-                math.floor(i * bin_h) + y1, math.ceil((i + 1) * bin_h) + y1, planes.shape[2]
-            )
-            for j in range(wide):
-                columns = clipped(
-                    math.floor(j * bin_w) + x1, math.ceil((j + 1) * bin_w) + x1, planes.shape[3]
-                )
-                if rows and columns:
-                    part = planes[int(image)][
-                        :, rows.start : rows.stop, columns.start : columns.stop
-                    ]
-                    out[r, :, i, j] = part.max((1, 2))
+        for i, j in np.ndindex(high, wide):
+            top, bottom = math.floor(i * bin_h) + y1, math.ceil((i + 1) * bin_h) + y1
+            left, right = math.floor(j * bin_w) + x1, math.ceil((j + 1) * bin_w) + x1
+            rows, columns = clipped(top, bottom, 8), clipped(left, right, 7)
+            part = planes[int(image), :, rows, columns]
+            out[r, :, i, j] = part.max((1, 2)) if part.size else 0
     return out
 
 
@@ -277,14 +258,11 @@ def averages_of_bins(planes: np.ndarray, regions: np.ndarray) -> np.ndarray:
         x1, y1 = (away(float(each)) * 0.25 for each in corners[:2])
         x2, y2 = ((away(float(each)) + 1) * 0.25 for each in corners[2:])
         bin_w, bin_h = max(x2 - x1, 0.1) / size, max(y2 - y1, 0.1) / size
-        for i in range(size):
-            rows = clipped(i * bin_h + y1, (i + 1) * bin_h + y1, planes.shape[2])
-            for j in range(size):
-                columns = clipped(j * bin_w + x1, (j + 1) * bin_w + x1, planes.shape[3])
-                for c in range(outputs):
-                    plane = planes[int(image), (c * size + i) * size + j]
-                    part = [plane[y, x] for y in rows for x in columns]
-                    out[r, c, i, j] = sum(part) / len(part) if part else 0
+        for c, i, j in np.ndindex(outputs, size, size):
+            rows = clipped(i * bin_h + y1, (i + 1) * bin_h + y1, 8)
+            columns = clipped(j * bin_w + x1, (j + 1) * bin_w + x1, 7)
+            part = planes[int(image), (c * size + i) * size + j, rows, columns]
+            out[r, c, i, j] = part.mean() if part.size else 0
     return out
 
 
@@ -292,30 +270,26 @@ def planes_of(channels: int) -> np.ndarray:
     return np.random.RandomState(1).standard_normal((2, channels, 8, 7)).astype(np.float32)
 
 
+def pooled(text: str, planes: np.ndarray, regions: np.ndarray) -> np.ndarray:
+    pool = module_of(text, planes.shape, regions.shape)
+    result: Tensor = pool(torch.from_numpy(planes), torch.from_numpy(regions))
+    return result.numpy()
+
+
 def test_roi_pooling_takes_the_largest_of_each_bin() -> None:
-    planes = planes_of(4)
-    module = module_of(ROI, planes.shape, REGIONS.shape)
-    found = module(torch.from_numpy(planes), torch.from_numpy(REGIONS))
-    np.testing.assert_array_equal(found.numpy(), largest_of_bins(planes, REGIONS))
-    assert not found[5:].any()  # outside, every bin is empty
-
-
-def test_regions_of_four_axes_and_more_than_are_held_at_once() -> None:
-    planes = planes_of(2)
-    regions = np.tile(REGIONS, (6, 1))[:41, :, None, None]
-    module = module_of(ROI, planes.shape, regions.shape)
-    found = module(torch.from_numpy(planes), torch.from_numpy(regions))
-    np.testing.assert_array_equal(found.numpy(), largest_of_bins(planes, regions[..., 0, 0]))
+    """Also of regions of four axes, and of more than are held at once."""
+    planes, many = planes_of(4), np.tile(REGIONS, (6, 1))[:41]
+    bins = pooled(ROI, planes, many[..., None, None])
+    np.testing.assert_array_equal(bins, largest_of_bins(planes, many))
+    np.testing.assert_array_equal(pooled(ROI, planes, REGIONS), bins[: len(REGIONS)])
+    assert not bins[5:7].any()  # outside, every bin is empty
 
 
 def test_psroi_pooling_averages_each_bin_in_channels_of_its_own() -> None:
     planes, regions = planes_of(18), REGIONS * np.array([1, 2, 2, 2, 2], np.float32)
-    module = module_of(PSROI, planes.shape, regions.shape)
-    found = module(torch.from_numpy(planes), torch.from_numpy(regions))
-    np.testing.assert_allclose(
-        found.numpy(), averages_of_bins(planes, regions), rtol=1e-5, atol=1e-6
-    )
-    assert found.abs().sum((1, 2, 3)).bool().tolist() == [True] * 5 + [False] * 2
+    bins = pooled(PSROI, planes, regions)
+    np.testing.assert_allclose(bins, averages_of_bins(planes, regions), rtol=1e-5, atol=1e-6)
+    assert np.abs(bins).sum((1, 2, 3)).astype(bool).tolist() == [True] * 5 + [False] * 2
 
 
 @pytest.mark.parametrize(("words", "channels"), [(ROI, 2), (PSROI, 18)])
@@ -328,11 +302,10 @@ def test_the_gradients_are_those_of_the_numbers(words: str, channels: int) -> No
 
 def test_of_equal_values_the_first_has_the_gradient() -> None:
     planes = torch.zeros(2, 1, 8, 7, requires_grad=True)
-    module = module_of(ROI, tuple(planes.shape), (1, 5))
-    module(planes, torch.tensor([[0.0, 0, 0, 12, 14]])).sum().backward()
-    assert planes.grad is not None
+    pool = module_of(ROI, tuple(planes.shape), (1, 5))
+    (slopes,) = torch.autograd.grad(pool(planes, torch.tensor([[0.0, 0, 0, 12, 14]])).sum(), planes)
     # Bins of 8 / 3 rows overlap: they begin in rows 0, 2 and 5, and in columns 0 and 3.
-    assert planes.grad[0, 0].nonzero().tolist() == [
+    assert slopes[0, 0].nonzero().tolist() == [
         [row, column] for row in (0, 2, 5) for column in (0, 3)
     ]
 

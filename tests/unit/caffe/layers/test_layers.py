@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe import text
 from firecaffe.caffe.layers import elementwise
 from firecaffe.caffe.layers.batch_norm import BatchNorm
+from firecaffe.caffe.layers.data_layers import SOURCES, shapes_of
+from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.caffe.net import Net
+from firecaffe.caffe.text import parse
 from firecaffe.gradients.buffers import BufferChanges
 from tests.unit.caffe.layers.made import layer, layer_of, net_of, own, random
 from tools.caffe_goldens.cases import inputs
@@ -19,6 +21,7 @@ from tools.caffe_goldens.cases import layer as layer_between
 from tools.caffe_goldens.layers import FAMILIES
 
 SHAPE = (2, 3, 4, 5)
+FILLED = 'weight_filler { type: "xavier" }'
 ONES = 'weight_filler { type: "constant" value: 3 } bias_filler { type: "constant" value: 2 }'
 
 # type, words, formula
@@ -33,9 +36,12 @@ FORMULAS: list[tuple[str, str, Callable[[Tensor], Tensor]]] = [
 @pytest.mark.parametrize(("kind", "words", "formula"), FORMULAS)
 def test_formula(kind: str, words: str, formula: Callable[[Tensor], Tensor]) -> None:
     x = (random(*SHAPE) * 3).requires_grad_()
-    found, expected = layer_of(kind, words, SHAPE)(x), formula(x)
-    torch.testing.assert_close(found, expected)
-    gradients = [torch.autograd.grad(each.sum(), x)[0] for each in (found, expected)]
+    same_with_gradients(layer_of(kind, words, SHAPE)(x), formula(x), x)
+
+
+def same_with_gradients(ours: Tensor, expected: Tensor, *inputs: Tensor) -> None:
+    torch.testing.assert_close(ours, expected)
+    gradients = [torch.autograd.grad(each.square().sum(), inputs) for each in (ours, expected)]
     torch.testing.assert_close(*gradients)
 
 
@@ -46,38 +52,33 @@ def test_every_function_of_one_element_has_an_oracle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "starts"),
+    ("kind", "words", "known", "starts"),
     [
-        ("Convolution", "num_output: 2 kernel_size: 1", {"weight": 0, "bias": 0}),
-        ("Deconvolution", "num_output: 2 kernel_size: 1", {"weight": 0, "bias": 0}),
-        ("Convolution", f"num_output: 2 kernel_size: 1 {ONES}", {"weight": 3, "bias": 2}),
-        ("InnerProduct", f"num_output: 2 {ONES}", {"weight": 3, "bias": 2}),
-        ("PReLU", "", {"weight": 0.25}),
-        ("PReLU", 'filler { type: "constant" value: 0.5 }', {"weight": 0.5}),
-        ("Scale", "bias_term: true", {"weight": 1, "bias": 0}),
-        ("Bias", "", {"bias": 0}),
+        ("Convolution", "num_output: 2 kernel_size: 1", nn.Conv2d, [0, 0]),
+        ("Deconvolution", "num_output: 2 kernel_size: 1", nn.ConvTranspose2d, [0, 0]),
+        ("Convolution", f"num_output: 2 kernel_size: 1 {ONES}", nn.Conv2d, [3, 2]),
+        ("InnerProduct", f"num_output: 2 {ONES}", nn.Linear, [3, 2]),
+        ("Dropout", "", nn.Dropout, []),
+        ("PReLU", "", nn.Module, [0.25]),
+        ("PReLU", 'filler { type: "constant" value: 0.5 }', nn.Module, [0.5]),
+        ("Scale", "bias_term: true", nn.Module, [1, 0]),
+        ("Bias", "", nn.Module, [0]),
     ],
 )
-def test_weights_start_as_their_fillers_say(
-    kind: str, words: str, starts: dict[str, float]
+def test_weights_start_as_their_fillers_say_in_layers_that_other_code_knows(
+    kind: str, words: str, known: type[nn.Module], starts: list[float]
 ) -> None:
-    parameters = layer_of(kind, own(kind, words), SHAPE).named_parameters()
-    found = {name: set(each.flatten().tolist()) for name, each in parameters}
-    assert found == {name: {value} for name, value in starts.items()}
-
-
-def test_layers_are_those_that_other_code_knows() -> None:
-    for kind, words, known in (
-        ("Convolution", "num_output: 6 kernel_size: 3", nn.Conv2d),
-        ("Deconvolution", "num_output: 6 kernel_size: 3", nn.ConvTranspose2d),
-        ("InnerProduct", "num_output: 6", nn.Linear),
-        ("Dropout", "", nn.Dropout),
-    ):
-        assert type(layer_of(kind, own(kind, words), SHAPE)) is known
+    module = layer_of(kind, own(kind, words), SHAPE)
+    assert type(module) is known or known is nn.Module
+    blobs = dict(module.named_parameters())
+    names = ["bias"] if kind == "Bias" else ["weight", "bias"]
+    assert list(blobs) == names[: len(starts)]
+    for blob, start in zip(blobs.values(), starts, strict=True):
+        assert (blob == start).all()
 
 
 def test_several_bottoms_share_the_filters_of_a_deconvolution() -> None:
-    words = 'convolution_param { num_output: 3 kernel_size: 3 weight_filler { type: "xavier" } }'
+    words = f"convolution_param {{ num_output: 3 kernel_size: 3 {FILLED} }}"
     net = net_of(layer("Deconvolution", words, tops=2), SHAPE, SHAPE)
     first, second = random(*SHAPE), random(*SHAPE) + 1
     for found, value in zip(net(first, second).values(), (first, second), strict=True):
@@ -87,9 +88,7 @@ def test_several_bottoms_share_the_filters_of_a_deconvolution() -> None:
 
 
 def test_a_transposed_product_from_another_axis() -> None:
-    words = (
-        'num_output: 7 axis: 2 transpose: true bias_term: false weight_filler { type: "xavier" }'
-    )
+    words = "num_output: 7 axis: 2 transpose: true bias_term: false " + FILLED
     module: Any = layer_of("InnerProduct", f"inner_product_param {{ {words} }}", SHAPE)
     assert module.weight.shape == (20, 7)
     x = random(*SHAPE)
@@ -145,7 +144,7 @@ def test_eltwise_in_place_is_as_with_a_top_of_its_own(operation: str) -> None:
         parts += layer_between("Eltwise", "a b", top, words)
         torch.manual_seed(3)
         values = [torch.randn(2, 4).requires_grad_() for _ in range(2)]
-        y = Net(text.parse(inputs(x=(2, 4), z=(2, 4)) + parts))(*values)[top]
+        y = Net(parse(inputs(x=(2, 4), z=(2, 4)) + parts))(*values)[top]
         found.append([y, *torch.autograd.grad(y.square().sum(), values)])
     assert all(map(torch.equal, *found))
 
@@ -192,8 +191,80 @@ def test_a_step_adds_the_mean_of_its_micro_batches() -> None:
 @pytest.mark.parametrize("channels", [1, 4, 9])
 def test_local_response_norm_is_torchs_with_its_gradient(channels: int) -> None:
     x = (random(2, channels, 3, 5) * 10).requires_grad_()
-    found = []
-    for norm in (LocalResponseNorm(), nn.LocalResponseNorm(5)):
-        y = norm(x)
-        found.append((y, *torch.autograd.grad(y.square().sum(), x)))
-    torch.testing.assert_close(found[0], found[1])
+    same_with_gradients(LocalResponseNorm()(x), nn.LocalResponseNorm(5)(x), x)
+
+
+MAPS, BY_4 = (2, 4, 6, 8), "data_param { batch_size: 4 }"
+EXPORTED: dict[str, tuple[str, list[Shape]]] = {
+    "ArgMax": ("argmax_param { axis: 1 }", [MAPS]),
+    "Axpy": ("", [(2, 4, 1, 1), MAPS, MAPS]),
+    "BN": ("bn_param { scale_filler { value: 2 } }", [MAPS]),
+    "BatchReindex": ("", [MAPS, (3,)]),
+    "Crop": ("crop_param { offset: 1 }", [MAPS, (2, 4, 3, 3)]),
+    "Interp": ("interp_param { zoom_factor: 2 pad_beg: -1 }", [MAPS]),
+    "LSTM": ("recurrent_param { num_output: 3 }", [(4, 2, 5), (4, 2)]),
+    "MVN": ("", [MAPS]),
+    "Normalize": ("norm_param { across_spatial: false channel_shared: false }", [MAPS]),
+    "PSROIPooling": ("psroi_pooling_param { output_dim: 1 group_size: 2 }", [MAPS, (3, 5)]),
+    "Permute": ("permute_param { order: 0 order: 2 order: 3 order: 1 }", [MAPS]),
+    "PriorBox": ("prior_box_param { min_size: 5 aspect_ratio: 2 }", [MAPS, (2, 3, 60, 80)]),
+    "Reduction": ("reduction_param { operation: ASUM axis: 1 }", [MAPS]),
+    "Reverse": ("reverse_param { axis: 1 }", [MAPS]),
+    "SPP": ("spp_param { pyramid_height: 2 }", [MAPS]),
+    "ShuffleChannel": ("shuffle_channel_param { group: 2 }", [MAPS]),
+    "Tile": ("tile_param { axis: 2 tiles: 2 }", [MAPS]),
+    "Upsample": ("upsample_param { scale: 2 }", [MAPS]),
+}
+
+
+class Together(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            layer_of(kind, words, *bottoms) for kind, (words, bottoms) in EXPORTED.items()
+        )
+
+    def forward(self, bottoms: list[tuple[Tensor, ...]]) -> list[Tensor]:
+        return [each(*values) for each, values in zip(self.layers, bottoms, strict=True)]
+
+
+def test_layers_whose_shapes_do_not_depend_on_numbers_are_exported_in_one_graph() -> None:
+    together = Together().eval()
+    bottoms, others = (
+        [tuple(map(torch.rand, shapes)) for _, shapes in EXPORTED.values()] for _ in range(2)
+    )
+    exported = torch.export.export(together, (bottoms,)).module()
+    for kind, ours, expected in zip(EXPORTED, exported(others), together(others), strict=True):
+        assert torch.equal(ours, expected), kind
+
+
+IMAGE, MEMORY = "image_data_param", "memory_data_param"
+RESIZED = "transform_param { resize_param { height: 3 width: 4 } }"
+CROPPED = "transform_param { crop_size: 7 }"
+SIZES = "batch_size: 2 channels: 3 height: 4 width: 5"
+
+# type, words, shapes of two tops
+DATA: list[tuple[str, str, list[Shape | None]]] = [
+    ("Data", f"{BY_4} {CROPPED}", [(4, 3, 7, 7), (4,)]),
+    ("Data", BY_4, [None, (4,)]),
+    ("Data", "transform_param { crop_size: 7 force_gray: true }", [(1, 1, 7, 7), (1,)]),
+    ("ImageData", f"{IMAGE} {{ batch_size: 2 }} {CROPPED}", [(2, 3, 7, 7), (2,)]),
+    ("ImageData", f"{IMAGE} {{ new_height: 5 new_width: 6 is_color: 0 }}", [(1, 1, 5, 6), (1,)]),
+    ("WindowData", "window_data_param { batch_size: 2 crop_size: 9 }", [(2, 3, 9, 9), (2,)]),
+    ("AnnotatedData", f"{RESIZED} {BY_4}", [(4, 3, 3, 4), (1, 1, 1, 8)]),
+    ("MemoryData", f"{MEMORY} {{ {SIZES} }}", [(2, 3, 4, 5), (2,)]),
+    ("HDF5Data", "hdf5_data_param { batch_size: 2 }", [None, None]),
+    ("Input", "input_param { shape { dim: 2 dim: 3 } }", [(2, 3), (2, 3)]),
+    ("Input", "input_param { shape { dim: 2 } shape { } }", [(2,), ()]),
+    ("Input", "", [None, None]),
+    ("DummyData", "dummy_data_param { shape { dim: 2 } shape { dim: 4 } }", [(2,), (4,)]),
+    ("DummyData", "dummy_data_param { num: 2 channels: 3 height: 4 width: 5 }", [SHAPE] * 2),
+    ("NobodyKnows", "", [None, None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "words", "expected"), DATA)
+def test_shapes_of_data(kind: str, words: str, expected: list[Shape | None]) -> None:
+    assert {*SOURCES} < {kind for kind, _, _ in DATA}
+    assert shapes_of(parse(f'type: "{kind}" top: "a" top: "b" {words}')) == expected
+    assert shapes_of(parse(f'type: "{kind}" top: "a" {words}')) == expected[:1]

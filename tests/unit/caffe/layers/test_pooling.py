@@ -60,45 +60,42 @@ def test_every_kernel_stride_and_padding(method: str) -> None:
     assert kinds == {own, nn.MaxPool2d if method == "MAX" else AveragePool}
 
 
-def test_kernels_that_are_no_squares() -> None:
+def test_kernels_that_are_no_squares_and_global_ones_that_take_any_size() -> None:
     words = "kernel_h: 2 kernel_w: 5 stride_h: 1 stride_w: 2 pad_h: 1 pad_w: 4"
     x = random(1, 1, 4, 6)
-    for method in ("MAX", "AVE"):
-        found = layer_of("Pooling", f"pooling_param {{ pool: {method} {words} }}", (1, 1, 4, 6))(x)
-        assert found.shape == (1, 1, 5, 5)
-    assert found[0, 0, 0, 0] == pytest.approx((x[0, 0, 0, 0] / 10).item())
-
-
-def test_global() -> None:
-    x = random(2, 3, 4, 5)
+    for method, first in (("MAX", x[0, 0, 0, 0]), ("AVE", x[0, 0, 0, 0] / 10)):
+        y = layer_of("Pooling", f"pooling_param {{ pool: {method} {words} }}", (1, 1, 4, 6))(x)
+        assert y.shape == (1, 1, 5, 5)
+        assert y[0, 0, 0, 0] == pytest.approx(first.item())
     for method, expected in (("MAX", x.amax((2, 3))), ("AVE", x.mean((2, 3)))):
-        words = f"pooling_param {{ pool: {method} global_pooling: true }}"
-        layer = layer_of("Pooling", words, (2, 3, 7, 7))
-        torch.testing.assert_close(layer(x).flatten(1), expected)
+        whole = f"pooling_param {{ pool: {method} global_pooling: true }}"
+        y = layer_of("Pooling", whole, (1, 1, 7, 7))(x)
+        torch.testing.assert_close(y.flatten(1), expected)
 
 
-class TestStochastic:
-    words = "pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 }"
+STOCHASTIC = "pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 }"
 
-    def test_in_training_it_draws_in_proportion(self) -> None:
-        torch.manual_seed(0)
-        layer = layer_of("Pooling", self.words, (1, 20_000, 2, 2)).train()
-        x = torch.tensor([0.1, 0.2, 0.3, 0.4]).view(1, 1, 2, 2).expand(1, 20_000, 2, 2)
-        shares = [(layer(x) == value).double().mean().item() for value in (0.1, 0.2, 0.3, 0.4)]
-        assert shares == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.02)
 
-    def test_the_gradient_goes_to_the_drawn_one(self) -> None:
-        torch.manual_seed(0)
-        x = random(2, 3, 5, 5).abs().requires_grad_()
-        y = layer_of("Pooling", self.words, (2, 3, 5, 5)).train()(x)
-        assert y.shape == (2, 3, 3, 3)
-        (gradient,) = torch.autograd.grad(y.sum(), x)
-        assert gradient.sum() == y.numel()
-        torch.testing.assert_close((gradient * x).sum(), y.sum())
+def test_stochastic_pooling_draws_in_proportion_in_training() -> None:
+    torch.manual_seed(0)
+    layer = layer_of("Pooling", STOCHASTIC, (1, 20_000, 2, 2)).train()
+    x = torch.tensor([0.1, 0.2, 0.3, 0.4]).view(1, 1, 2, 2).expand(1, 20_000, 2, 2)
+    shares = [(layer(x) == value).double().mean().item() for value in (0.1, 0.2, 0.3, 0.4)]
+    assert shares == pytest.approx([0.1, 0.2, 0.3, 0.4], abs=0.02)
 
-    def test_else_it_is_the_weighted_mean(self) -> None:
-        x = random(1, 1, 3, 2).abs()
-        y = layer_of("Pooling", self.words, (1, 1, 3, 2)).eval()(x)
-        expected = [each.square().sum() / each.sum() for each in (x[..., :2, :], x[..., 2:, :])]
-        torch.testing.assert_close(y.flatten(), torch.stack(expected))
-        assert not layer_of("Pooling", self.words, (1, 1, 3, 2)).eval()(x * 0).any()
+
+def test_the_gradient_of_stochastic_pooling_goes_to_the_drawn_one() -> None:
+    torch.manual_seed(0)
+    x = random(2, 3, 5, 5).abs().requires_grad_()
+    y = layer_of("Pooling", STOCHASTIC, (2, 3, 5, 5)).train()(x)
+    assert y.shape == (2, 3, 3, 3)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert gradient.sum() == y.numel()
+    torch.testing.assert_close((gradient * x).sum(), y.sum())
+
+
+def test_stochastic_pooling_is_the_weighted_mean_else() -> None:
+    x, layer = random(1, 1, 3, 2).abs(), layer_of("Pooling", STOCHASTIC, (1, 1, 3, 2)).eval()
+    expected = [each.square().sum() / each.sum() for each in (x[..., :2, :], x[..., 2:, :])]
+    torch.testing.assert_close(layer(x).flatten(), torch.stack(expected))
+    assert not layer(x * 0).any()

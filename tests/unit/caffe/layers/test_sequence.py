@@ -58,16 +58,16 @@ def test_exposed_states_go_on_and_nothing_goes_back_through_them(kind: str) -> N
 
 @each_kind
 def test_what_cannot_be_is_one_line(kind: str) -> None:
-    count = STATES[kind]
-    state = [(1, 2, 3)] * count
+    values, cont, count = (4, 2, 5), (4, 2), STATES[kind]
+    too_wide = [(1, 2, 3)] * (count - 1) + [(1, 2, 4)]
     for words, tops, shapes, part in (
-        (PLAIN, 1, [(4, 2, 5)], "1 bottoms"),
-        (PLAIN, 2, [(4, 2, 5), (4, 2)], "2 tops"),
-        (PLAIN, 1, [(4, 2, 5), (4, 3)], "(steps, streams)"),
-        (PLAIN, 1, [(4, 2, 5), (4, 2), (3, 6)], "3 streams"),
-        (EXPOSED, 1 + count, [(4, 2, 5), (4, 2), *state[1:], (1, 2, 4)], "starts from"),
-        (EXPOSED, 1 + count, [(4, 2, 5), (4, 2)], "2 bottoms"),
-        ("recurrent_param { }", 1, [(4, 2, 5), (4, 2)], "no num_output"),
+        (PLAIN, 1, [values], "1 bottoms"),
+        (PLAIN, 2, [values, cont], "2 tops"),
+        (PLAIN, 1, [values, (4, 3)], "(steps, streams)"),
+        (PLAIN, 1, [values, cont, (3, 6)], "3 streams"),
+        (EXPOSED, 1 + count, [values, cont, *too_wide], "starts from"),
+        (EXPOSED, 1 + count, [values, cont], "2 bottoms"),
+        ("recurrent_param { }", 1, [values, cont], "no num_output"),
     ):
         line = refusal(layer(kind, words, tops), *shapes)
         assert part in line, line
