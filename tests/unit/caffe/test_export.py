@@ -13,15 +13,9 @@ from firecaffe.caffe.text import parse
 from firecaffe.caffe.trained import Heads, TrainedNet
 from firecaffe.errors import RecipeError
 from firecaffe.training.export_file import export_caffemodel, export_onnx
+from tools.caffe_goldens.cases import inputs, layer
 
-INPUT = """layer { name: "in" type: "Input" top: "data" top: "label"
-  input_param { shape { dim: 3 dim: 4 dim: 17 dim: 15 } shape { dim: 3 } } }
-"""
-
-
-def layer(kind: str, bottoms: str, top: str, words: str = "") -> str:
-    named = " ".join(f'bottom: "{each}"' for each in bottoms.split())
-    return f'layer {{ name: "{top}/{kind}" type: "{kind}" {named} top: "{top}" {words} }}\n'
+INPUT = inputs(data=(3, 4, 17, 15), label=(3,))
 
 
 def conv(bottom: str, top: str, words: str, kind: str = "Convolution") -> str:
@@ -29,31 +23,32 @@ def conv(bottom: str, top: str, words: str, kind: str = "Convolution") -> str:
     return layer(kind, bottom, top, f"convolution_param {{ {words} {filler} }}")
 
 
+def pool(bottom: str, top: str, words: str) -> str:
+    return layer("Pooling", bottom, top, f"pooling_param {{ {words} }}")
+
+
 LOSS = layer("SoftmaxWithLoss", "out label", "loss")
-OUT = layer(
-    *("InnerProduct", "last", "out"),
-    'inner_product_param { num_output: 5 weight_filler { type: "xavier" } }',
-)
+DENSE = 'inner_product_param { num_output: 5 weight_filler { type: "xavier" } }'
+OUT = layer("InnerProduct", "last", "out", DENSE)
+WITHIN = "lrn_param { norm_region: WITHIN_CHANNEL local_size: 3 alpha: 0.5 }"
 
 NETS = {
     "pooling": conv("data", "a", "num_output: 8 kernel_size: 3 pad: 1 group: 2")
-    + layer("ReLU", "a", "a", "relu_param { negative_slope: 0.1 }")
-    + layer("Pooling", "a", "b", "pooling_param { kernel_size: 3 stride: 2 pad: 1 }")
+    + layer("ReLU", "a", "a", "relu_param { negative_slope: 0.1 }", "relu")
+    + pool("a", "b", "kernel_size: 3 stride: 2 pad: 1")
     + layer("LRN", "b", "c", "lrn_param { local_size: 5 alpha: 0.5 k: 2 }")
-    + layer("Pooling", "c", "d", "pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 1 }")
-    + layer(
-        *("LRN", "d", "e"), "lrn_param { norm_region: WITHIN_CHANNEL local_size: 3 alpha: 0.5 }"
-    )
-    + layer("Pooling", "e", "last", "pooling_param { pool: AVE kernel_size: 2 stride: 2 }"),
+    + pool("c", "d", "pool: AVE kernel_size: 3 stride: 2 pad: 1")
+    + layer("LRN", "d", "e", WITHIN)
+    + pool("e", "last", "pool: AVE kernel_size: 2 stride: 2"),
     "normalized": conv("data", "a", "num_output: 6 kernel_size: 3 dilation: 2 bias_term: false")
-    + layer("BatchNorm", "a", "a")
-    + layer("Scale", "a", "a", 'scale_param { bias_term: true filler { type: "msra" } }')
+    + layer("BatchNorm", "a", "a", name="norm")
+    + layer("Scale", "a", "a", 'scale_param { bias_term: true filler { type: "msra" } }', "scale")
     + layer("PReLU", "a", "b", 'prelu_param { filler { type: "uniform" max: 0.5 } }')
     + conv("a", "c", "num_output: 6 kernel_size: 1")
     + layer("Eltwise", "b c", "d", "eltwise_param { coeff: 1 coeff: -0.5 }")
-    + layer("Dropout", "d", "d")
+    + layer("Dropout", "d", "d", name="drop")
     + layer("Eltwise", "d b", "e", "eltwise_param { operation: MAX }")
-    + layer("Pooling", "e", "last", "pooling_param { pool: AVE global_pooling: true }"),
+    + pool("e", "last", "pool: AVE global_pooling: true"),
     "in pieces": conv("data", "a", "num_output: 6 kernel_size: 3 stride: 2 pad: 1")
     + conv("a", "up", "num_output: 4 kernel_size: 4 stride: 2 pad: 1", "Deconvolution")
     + layer("Crop", "up data", "cut", "crop_param { axis: 2 offset: 0 }")
@@ -112,29 +107,27 @@ np.save(sys.argv[4], net.forward()["prob"])
 def test_files_for_caffe_are_read_again(name: str, tmp_path: Path) -> None:
     network = trained(name)
     path = tmp_path / "net.caffemodel"
-    said = export_caffemodel(network, None, path).compared
-    assert "the same bits" in said
+    assert "the same bits" in export_caffemodel(network, None, path).compared
     assert sorted(each.name for each in tmp_path.iterdir()) == ["net.caffemodel", "net.prototxt"]
     text = (tmp_path / "net.prototxt").read_text()
     assert "SoftmaxWithLoss" not in text
     assert 'top: "prob"' in text
 
 
-@pytest.mark.parametrize(
-    ("blocked", "other"), [(".caffemodel", ".prototxt"), (".prototxt", ".caffemodel")]
-)
+@pytest.mark.parametrize("before", [None, b"before"])
+@pytest.mark.parametrize("blocked", [".caffemodel", ".prototxt"])
 def test_of_two_files_none_is_there_if_one_cannot_be(
-    blocked: str, other: str, tmp_path: Path
+    blocked: str, before: bytes | None, tmp_path: Path
 ) -> None:
     path = tmp_path / "net.caffemodel"
     path.with_suffix(blocked).mkdir()
-    for before in (None, b"before"):
-        if before:
-            path.with_suffix(other).write_bytes(before)
-        with pytest.raises(IsADirectoryError):
-            export_caffemodel(trained("pooling"), None, path)
-        there = {each.suffix: each.read_bytes() for each in tmp_path.iterdir() if each.is_file()}
-        assert there == ({other: before} if before else {})
+    (other,) = {".caffemodel", ".prototxt"} - {blocked}
+    if before:
+        path.with_suffix(other).write_bytes(before)
+    with pytest.raises(IsADirectoryError):
+        export_caffemodel(trained("pooling"), None, path)
+    there = {each.suffix: each.read_bytes() for each in tmp_path.iterdir() if each.is_file()}
+    assert there == ({other: before} if before else {})
 
 
 @pytest.mark.slow

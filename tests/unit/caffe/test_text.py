@@ -10,32 +10,23 @@ from hypothesis import strategies as st
 
 from firecaffe.caffe.message import CaffeError, Message, Word
 from firecaffe.caffe.text import MOST_DEPTH, MOST_VALUES, decoded, parse, read
+from tests.kit.models_refused import refused
 
 MEMBERS = ("MAX", "AVE", "true_story", "f")
 
 
 def schema() -> Any:
     """A message with a repeated field of each kind: i, d, b, s, e, and itself as m."""
-    proto = descriptor_pb2.FieldDescriptorProto
+    kinds = descriptor_pb2.FieldDescriptorProto
+    types = "TYPE_INT64 TYPE_DOUBLE TYPE_BOOL TYPE_STRING TYPE_ENUM TYPE_MESSAGE".split()
+    names_of_types = {"e": ".t.E", "m": ".t.M"}
     file = descriptor_pb2.FileDescriptorProto(name="any.proto", package="t")
-    enum = file.enum_type.add(name="E")
+    enum, message = file.enum_type.add(name="E"), file.message_type.add(name="M")
     for number, name in enumerate(MEMBERS):
         enum.value.add(name=name, number=number)
-    message = file.message_type.add(name="M")
-    for number, (name, kind, of) in enumerate(
-        (
-            ("i", proto.TYPE_INT64, None),
-            ("d", proto.TYPE_DOUBLE, None),
-            ("b", proto.TYPE_BOOL, None),
-            ("s", proto.TYPE_STRING, None),
-            ("e", proto.TYPE_ENUM, ".t.E"),
-            ("m", proto.TYPE_MESSAGE, ".t.M"),
-        ),
-        start=1,
-    ):
-        message.field.add(
-            name=name, number=number, type=kind, label=proto.LABEL_REPEATED, type_name=of
-        )
+    for number, (name, kind) in enumerate(zip("idbsem", types, strict=True), start=1):
+        field = message.field.add(name=name, number=number, type_name=names_of_types.get(name))
+        field.type, field.label = getattr(kinds, kind), kinds.LABEL_REPEATED
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.M"))
@@ -47,20 +38,15 @@ Plain = dict[str, list[Any]]
 
 def of_protobuf(message: Any) -> Plain:
     """What protobuf has understood."""
-    found: Plain = {}
-    for field, values in message.ListFields():
-        if field.name == "m":
-            found["m"] = [of_protobuf(each) for each in values]
-        elif field.name == "e":
-            found["e"] = [MEMBERS[each] for each in values]
-        else:
-            found[field.name] = [str(each) if field.name == "d" else each for each in values]
-    return found
+    plain: Plain = {field.name: [*values] for field, values in message.ListFields()}
+    plain |= {"d": list(map(str, plain.get("d", []))), "m": list(map(of_protobuf, message.m))}
+    plain["e"] = [MEMBERS[number] for number in message.e]
+    return {name: values for name, values in plain.items() if values}
 
 
 def of_ours(message: Message) -> Plain:
     """The same from ours, whose values are asked for as what they must be."""
-    found: Plain = {
+    plain: Plain = {
         "i": message.integers("i"),
         "d": [str(each) for each in message.numbers("d")],
         "b": [Message([each]).flag("b") for each in message.all("b")],
@@ -69,7 +55,7 @@ def of_ours(message: Message) -> Plain:
         "m": [of_ours(each) for each in message.messages("m")],
     }
     assert list(message.unread()) == []
-    return {name: values for name, values in found.items() if values}
+    return {name: values for name, values in plain.items() if values}
 
 
 def agrees(text: str) -> Plain:
@@ -122,7 +108,7 @@ MESSAGES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 @given(MESSAGES, st.booleans(), st.booleans())
 def test_agrees_with_what_protobuf_writes(values: Plain, one_line: bool, utf8: bool) -> None:
     message = M(**values)
@@ -169,32 +155,21 @@ def test_agrees_with_what_protobuf_writes(values: Plain, one_line: bool, utf8: b
         ("[ext.ension]: 1", "1: found [; expected a name"),
         ("m {" * (MOST_DEPTH + 1), f"1: messages are nested more than {MOST_DEPTH} deep"),
         ("\n" + "i:1 " * (MOST_VALUES + 1), f"2: more than {MOST_VALUES:,} values"),
-        (
-            "s: '%s'\n" % ("é" * 5_000) * 25 + "s: 'é'",
-            "26: more than 250,000 bytes of strings that are not ASCII",
-        ),
+        ("s: '%s'\n" % ("é" * 5_000) * 25 + "s: 'é'", "26: more than 250,000 bytes of strings"),
     ],
 )
 def test_what_is_no_text_of_this_format(text: str, words: str) -> None:
-    with pytest.raises(CaffeError) as error:
+    with refused(CaffeError, [f"prototxt:{words}"]):
         parse(text)
-    assert str(error.value).startswith(f"prototxt:{words}")
-    assert "\n" not in str(error.value)
 
 
 def test_lines_are_those_of_the_names() -> None:
     message = parse('a: 1\r\n# comment\n\nb {\n c: "x"\n  "y" d:\n [1,\n 2]\n}\ne: -\n3\nf: 4')
-    assert [(each.name, each.line) for each in message.fields] == [
-        ("a", 1),
-        ("b", 4),
-        ("e", 10),
-        ("f", 12),
-    ]
-    assert [(each.name, each.line) for each in message.message("b").fields] == [
-        ("c", 5),
-        ("d", 6),
-        ("d", 6),
-    ]
+    lines, inner = (
+        [(each.name, each.line) for each in of.fields] for of in (message, message.message("b"))
+    )
+    assert lines == [("a", 1), ("b", 4), ("e", 10), ("f", 12)]
+    assert inner == [("c", 5), ("d", 6), ("d", 6)]
     assert message.integer("e") == -3
 
 
@@ -258,8 +233,5 @@ def test_words_are_no_strings() -> None:
 
 
 def test_an_error_is_one_line_whatever_the_value() -> None:
-    with pytest.raises(CaffeError) as error:
+    with refused(CaffeError, [r'prototxt:1: a is "one\ntwo\x1b[31m\u2028"; expected a whole']):
         parse(r'a: "one\ntwo\x1b[31m\u2028"').integer("a")
-    assert str(error.value) == (
-        r'prototxt:1: a is "one\ntwo\x1b[31m\u2028"; expected a whole number'
-    )

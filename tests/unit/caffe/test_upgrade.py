@@ -8,6 +8,7 @@ from firecaffe.caffe.graph import layers_of, phase_of
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.text import parse
 from firecaffe.caffe.upgrade import V1_TYPES, current
+from tests.kit.models_refused import refused
 
 INPUT = 'input: "data" input_dim: 2 input_dim: 3 input_dim: 8 input_dim: 8\n'
 INPUT_LAYER = (
@@ -104,78 +105,82 @@ layer { name: "sm" type: "SoftmaxWithLoss" bottom: "ip" bottom: "data" }
     )
 
 
-def test_v0_data_and_its_transformation() -> None:
-    check(
+RELU = 'layer { name: "r" type: "ReLU" bottom: "data" top: "r" }'
+ONE_PARAM = 'layer { type: "BatchNorm" param { lr_mult: 0 } }'
+SCALE = 'layer { type: "Scale" param { lr_mult: 1 } param { lr_mult: 1 } param { lr_mult: 1 } }'
+UNREAD = 'layer { type: "Data" data_param { source: "s" scale: 0.5 } }'
+STILL = "param { lr_mult: 0 decay_mult: 0 }"
+
+# old, today's, the number of notes
+UPGRADES = {
+    "v0 data": (
         'layers { layer { name: "im" type: "images" source: "list" batchsize: 2 scale: 0.5 '
         'cropsize: 8 mirror: true meanfile: "m" shuffle_images: true new_height: 12 rand_skip: 1 '
         '} top: "data" top: "label" }',
         'layer { name: "im" type: "ImageData" top: "data" top: "label" transform_param { '
         'scale: 0.5 mirror: true crop_size: 8 mean_file: "m" } image_data_param { source: "list" '
         "batch_size: 2 rand_skip: 1 shuffle: true new_height: 12 } }",
-    )
-
-
-def test_v1_transformation_of_a_data_layer_wins_over_its_transform_param() -> None:
-    net, _ = current(
-        parse(
-            'layers { name: "d" type: DATA data_param { source: "s" scale: 0.5 crop_size: 8 } '
-            "transform_param { scale: 2 mean_value: 3 } }"
-        )
-    )
-    layer = net.message("layer")
-    assert plain(layer.message("data_param")) == {"source": ["s"]}
-    transform = layer.message("transform_param")
-    assert (transform.number("scale"), transform.integer("crop_size")) == (0.5, 8)
-    assert transform.number("mean_value") == 3
-
-
-def test_todays_data_layer_keeps_what_caffe_leaves_unread() -> None:
-    today = 'layer { type: "Data" data_param { source: "s" scale: 0.5 } }'
-    assert check(today, today) == []
-
-
-def test_inputs() -> None:
-    rest = 'layer { name: "r" type: "ReLU" bottom: "data" top: "r" }'
-    shaped = 'input_shape { dim: 2 dim: 3 dim: 8 dim: 8 } input: "data"'
-    assert len(check(INPUT + rest, INPUT_LAYER + rest)) == 1
-    check(shaped + rest, INPUT_LAYER + rest)
-    check('input: "data"' + rest, 'layer { name: "input" type: "Input" top: "data" }' + rest)
-    check(
+        1,
+    ),
+    "v1 data, whose transformation wins over its transform_param": (
+        'layers { name: "d" type: DATA data_param { source: "s" scale: 0.5 crop_size: 8 } '
+        "transform_param { scale: 2 mean_value: 3 } }",
+        'layer { name: "d" type: "Data" data_param { source: "s" } '
+        "transform_param { scale: 2 mean_value: 3 scale: 0.5 crop_size: 8 } }",  # the last counts
+        1,
+    ),
+    "today's data, of which Caffe leaves some unread": (UNREAD, UNREAD, 0),
+    "an input": (INPUT + RELU, INPUT_LAYER + RELU, 1),
+    "a shaped input": (
+        'input_shape { dim: 2 dim: 3 dim: 8 dim: 8 } input: "data"' + RELU,
+        INPUT_LAYER + RELU,
+        1,
+    ),
+    "an input of no shape": (
+        'input: "data"' + RELU,
+        'layer { name: "input" type: "Input" top: "data" }' + RELU,
+        1,
+    ),
+    "an input of no shape that a layer gives": (
+        f'input: "data" {INPUT_LAYER} {RELU}',
+        f"{INPUT_LAYER} {RELU}",
+        1,
+    ),
+    "two inputs": (
         INPUT + 'input: "more" input_dim: 1 input_dim: 1 input_dim: 1 input_dim: 5',
         'layer { name: "input" type: "Input" top: "data" top: "more" input_param { '
         "shape { dim: 2 dim: 3 dim: 8 dim: 8 } shape { dim: 1 dim: 1 dim: 1 dim: 5 } } }",
-    )
+        1,
+    ),
+    "BatchNorm with three params holds still": (
+        'layer { type: "BatchNorm" param { name: "q" lr_mult: 1 } param { lr_mult: 0 } param { } }',
+        'layer { type: "BatchNorm" param { name: "q" lr_mult: 0 decay_mult: 0 } '
+        f"{STILL} {STILL} }}",
+        1,
+    ),
+    "BatchNorm with one": (ONE_PARAM, ONE_PARAM, 0),
+    "three params of another layer": (SCALE, SCALE, 0),
+}
 
 
-def test_an_input_without_a_shape_that_a_layer_gives_is_dropped() -> None:
+@pytest.mark.parametrize("name", UPGRADES)
+def test_upgrades(name: str) -> None:
+    old, today, notes = UPGRADES[name]
+    assert len(check(old, today)) == notes
+
+
+def test_an_input_in_place_is_dropped_where_a_layer_gives_it_alone() -> None:
     relu = 'layer { name: "r" type: "ReLU" bottom: "data" top: "data" }'
-    notes = check(f'input: "data" {INPUT_LAYER} {relu}', f"{INPUT_LAYER} {relu}")
-    assert "left out" in notes[0]
+    assert "left out" in check(f'input: "data" {INPUT_LAYER} {relu}', f"{INPUT_LAYER} {relu}")[0]
     net, _ = current(parse(f'input: "data" {relu}'))  # nobody else gives it: it stays one
     assert [each.text("type") for each in net.messages("layer")] == ["Input", "ReLU"]
 
 
-def test_sizes_beyond_the_inputs_are_told_as_unread() -> None:
+def test_what_is_told_as_unread() -> None:
+    """Sizes beyond the inputs, and words of the net that are strange: not those without effect."""
     net, _ = current(parse(INPUT + "input_dim: 9"))
     net.all("layer")
     assert ("input_dim", 2) in list(net.unread())
-
-
-def test_batch_norm_with_three_params_holds_still() -> None:
-    notes = check(
-        'layer { type: "BatchNorm" param { name: "q" lr_mult: 1 } param { lr_mult: 0 } param { } }',
-        'layer { type: "BatchNorm" param { name: "q" lr_mult: 0 decay_mult: 0 } '
-        "param { lr_mult: 0 decay_mult: 0 } param { lr_mult: 0 decay_mult: 0 } }",
-    )
-    assert len(notes) == 1
-    for unchanged in (
-        'layer { type: "BatchNorm" param { lr_mult: 0 } }',
-        'layer { type: "Scale" param { lr_mult: 1 } param { lr_mult: 1 } param { lr_mult: 1 } }',
-    ):
-        assert check(unchanged, unchanged) == []
-
-
-def test_words_of_the_net_that_change_nothing_are_not_told() -> None:
     net, notes = current(parse('name: "n" force_backward: true debug_info: true strange: 1'))
     assert [name for name, _ in net.unread()] == ["strange"]
     assert notes == []
@@ -189,34 +194,30 @@ def test_lines_stay_those_of_the_file() -> None:
     assert second.message("param").line == 5
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('layers { type: RELU }\nlayer { type: "ReLU" }', ":2: layer"),
-        ("layers { layer { } }\nlayers { type: RELU }", ":2: layers without layer"),
-        ("layers { type: 40 }", ":1: type is 40"),
-        ("layers {\n param { lr_mult: 1 } }", ":2: param is {"),
-        ("\ninput: 'a' input_dim: 1", ":2: 1 input_dim; expected 4"),
-        ("input: 'a' input: 'b' input_shape { dim: 1 }", ":1: 1 input_shape"),
-        ("layers { layer { type: 'relu' }\n bottom: 'b' }", ":2: bottom is b"),
-        (
-            "input: 'a' layers { layer { type: 'padding' } bottom: 'a' top: 'p' }\n"
-            "layers { layer { type: 'relu' } bottom: 'p' }",
-            ":1: a padding layer",
-        ),
-    ],
-)
-def test_what_caffe_refuses(text: str, words: str) -> None:
-    with pytest.raises(CaffeError) as error:
+PADDED = "input: 'a' layers { layer { type: 'padding' } bottom: 'a' top: 'p' }"
+REFUSED = {
+    'layers { type: RELU }\nlayer { type: "ReLU" }': ":2: layer",
+    "layers { layer { } }\nlayers { type: RELU }": ":2: layers without layer",
+    "layers { type: 40 }": ":1: type is 40",
+    "layers {\n param { lr_mult: 1 } }": ":2: param is {",
+    "\ninput: 'a' input_dim: 1": ":2: 1 input_dim; expected 4",
+    "input: 'a' input: 'b' input_shape { dim: 1 }": ":1: 1 input_shape",
+    "layers { layer { type: 'relu' }\n bottom: 'b' }": ":2: bottom is b",
+    f"{PADDED}\nlayers {{ layer {{ type: 'relu' }} bottom: 'p' }}": ":1: a padding layer",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_caffe_refuses(text: str) -> None:
+    with refused(CaffeError, [REFUSED[text]]):
         current(parse(text))
-    assert words in str(error.value)
 
 
 NET = """
 layer { name: "always" }
 layer { name: "train" include { phase: TRAIN } }
 layer { name: "test" include { phase: 1 not_stage: "z" } }
-layer { name: "no test" exclude { phase: TEST } }
+layer { name: "no_test" exclude { phase: TEST } }
 layer { name: "either" include { phase: TRAIN stage: "a" } include { phase: TEST min_level: 2 } }
 layer { name: "both" include { stage: "a" stage: "b" } }
 layer { name: "low" include { max_level: 0 } }
@@ -227,29 +228,28 @@ layer { name: "runs" phase: TEST }
 """
 
 
-@pytest.mark.parametrize(
-    ("phase", "stages", "level", "names"),
-    [
-        ("TRAIN", [], 0, ["train", "no test", "low"]),
-        ("TEST", [], 0, ["test", "low"]),
-        ("TRAIN", ["a"], 1, ["train", "no test", "either"]),
-        ("TEST", ["z", "b"], 2, ["either", "high"]),
-        ("TEST", ["a", "b"], -1, ["test", "both", "low"]),
-    ],
-)
-def test_rules(phase: str, stages: list[str], level: int, names: list[str]) -> None:
-    found = [each.text("name") for each in layers_of(parse(NET), phase, stages, level)]
-    assert found == [
-        each.text("name")
-        for each in parse(NET).messages("layer")
-        if each.text("name") in ("always", "any", "runs", *names)
-    ]
+def names_of(net: str, phase: str, stages: list[str], level: int = 0) -> list[str]:
+    return [layer.text("name") for layer in layers_of(parse(net), phase, stages, level)]
+
+
+# phase, stages, level, layers
+RULES: list[tuple[str, list[str], int, str]] = [
+    ("TRAIN", [], 0, "always train no_test low any runs"),
+    ("TEST", [], 0, "always test low any runs"),
+    ("TRAIN", ["a"], 1, "always train no_test either any runs"),
+    ("TEST", ["z", "b"], 2, "always either high any runs"),
+    ("TEST", ["a", "b"], -1, "always test both low any runs"),
+]
+
+
+@pytest.mark.parametrize(("phase", "stages", "level", "names"), RULES)
+def test_rules(phase: str, stages: list[str], level: int, names: str) -> None:
+    assert names_of(NET, phase, stages, level) == names.split()
 
 
 def test_a_nets_own_state_counts() -> None:
-    net = parse(NET + 'state { phase: TRAIN stage: "a" level: 2 }')
-    found = [each.text("name") for each in layers_of(net, "TEST", ["b"])]
-    assert found == ["always", "test", "either", "both", "high", "any", "runs"]
+    net = NET + 'state { phase: TRAIN stage: "a" level: 2 }'
+    assert names_of(net, "TEST", ["b"]) == "always test either both high any runs".split()
 
 
 def test_a_layers_own_phase_says_how_it_runs() -> None:

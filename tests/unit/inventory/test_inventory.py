@@ -18,13 +18,16 @@ from firecaffe.generators import NUMPY, PYTHON, TORCH
 from firecaffe.inventory.forward_watch import Changes, ForwardWatch
 from firecaffe.inventory.loss_trial import MEAN, RAISED, UNKNOWN, WHOLE, check_reduction, mean_of
 from firecaffe.inventory.network_state import attributes_of, check_state, kinds_of
+from tests.kit.training_modules import Composed
+
+Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Holder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.count, self.word = 0, "a"
-        self.list = [0, {"deep": (torch.zeros(2), None)}]
+        self.list: list[Any] = [0, {"deep": (torch.zeros(2), None)}]
         self.array = np.zeros(3)
         self.of_torch, self.of_python = torch.Generator(), random.Random(0)
         self.of_numpy = np.random.default_rng(0)
@@ -35,41 +38,31 @@ class Holder(nn.Module):
         self.opaque = object()
 
 
-def set_deep(holder: Holder) -> None:
-    holder.list[1]["deep"][0][1] = 1.0  # type: ignore[index]
-
-
-def set_hidden(holder: Holder) -> None:
-    holder.hidden[0](torch.randn(4, 2))
-
-
 CHANGES: dict[str, Callable[[Holder], Any]] = {
-    "count": lambda holder: setattr(holder, "count", 1),
-    "word": lambda holder: setattr(holder, "word", "b"),
-    "list[1]['deep'][0]": set_deep,
-    "len(list)": lambda holder: holder.list.append(1),
-    "array": lambda holder: holder.array.fill(1),
-    "of_torch": lambda holder: torch.rand(1, generator=holder.of_torch),
-    "of_python": lambda holder: holder.of_python.random(),
-    "of_numpy": lambda holder: holder.of_numpy.random(),
-    "of_numpy_before": lambda holder: holder.of_numpy_before.rand(),
-    "hidden[0].running_mean": set_hidden,
+    "0.count": lambda holder: setattr(holder, "count", 1),
+    "0.word": lambda holder: setattr(holder, "word", "b"),
+    "0.list[1]['deep'][0]": lambda holder: holder.list[1]["deep"][0].fill_(1),
+    "len(0.list)": lambda holder: holder.list.append(1),
+    "0.array": lambda holder: holder.array.fill(1),
+    "0.of_torch": lambda holder: torch.rand(1, generator=holder.of_torch),
+    "0.of_python": lambda holder: holder.of_python.random(),
+    "0.of_numpy": lambda holder: holder.of_numpy.random(),
+    "0.of_numpy_before": lambda holder: holder.of_numpy_before.rand(),
+    "0.hidden[0].running_mean": lambda holder: holder.hidden[0](torch.randn(4, 2)),
 }
+BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
+WITH_IT = {"0.list[2]", *(f"0.hidden[0].{name}" for name in BATCH_NORM)}
 
 
 @pytest.mark.parametrize("path", CHANGES)
 def test_what_changes_is_seen(path: str) -> None:
-    holder = nn.Sequential(Holder())
-    before = attributes_of(holder)
-    CHANGES[path](holder[0])  # type: ignore[arg-type]
-    after = attributes_of(holder)
-    full = path.replace("len(", "len(0.") if path.startswith("len(") else f"0.{path}"
-    assert before.get(full) != after[full]
-    changed = {each for each in after if before.get(each) != after[each]}
-    assert changed <= {full, "0.list[2]", *(f"0.hidden[0].{each}" for each in BATCH_NORM)}
-
-
-BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
+    holder = Holder()
+    network = nn.Sequential(holder)
+    before = attributes_of(network)
+    CHANGES[path](holder)
+    after = attributes_of(network)
+    changed = {name for name in after if before.get(name) != after[name]}
+    assert path in changed <= {path, *WITH_IT}
 
 
 def test_what_a_module_has_by_torch_is_no_attribute() -> None:
@@ -89,30 +82,20 @@ def around(network: nn.Module) -> Changes:
     return watch.changes()
 
 
-def test_a_plain_network_changes_nothing() -> None:
-    assert around(nn.Sequential(nn.Linear(layers.WIDTH, 2), nn.BatchNorm1d(2))) == Changes(
-        [], {}, {}, []
-    )
-
-
-def test_a_queue_is_written_in_places() -> None:
-    changes = around(layers.Queue())
-    assert changes.in_places == {"queue": "8 of its 64 rows"}
-    assert changes.steps == {"place": 8}
-
-
-def test_a_teacher_follows() -> None:
+def test_what_a_forward_changes() -> None:
+    plain = nn.Sequential(nn.Linear(layers.WIDTH, 2), nn.BatchNorm1d(2))
+    assert around(plain) == Changes([], {}, {}, [])
+    queue = around(layers.Queue())
+    assert (queue.in_places, queue.steps) == ({"queue": "8 of its 64 rows"}, {"place": 8})
     assert around(Teacher()).frozen == ["teacher.weight", "teacher.bias"]
 
 
-class Drawing(nn.Module):
-    def forward(self, values: Tensor) -> Tensor:
-        return values * random.random() * np.random.rand()
+DRAWING = Composed(lambda _, values: values * random.random() * np.random.rand())
 
 
 @pytest.mark.parametrize(
     ("network", "draws"),
-    [(nn.Dropout(), [TORCH]), (Drawing(), [PYTHON, NUMPY]), (nn.Linear(layers.WIDTH, 2), [])],
+    [(nn.Dropout(), [TORCH]), (DRAWING, [PYTHON, NUMPY]), (nn.Linear(layers.WIDTH, 2), [])],
 )
 def test_generators_that_are_drawn_from(network: nn.Module, draws: list[str]) -> None:
     assert around(network).draws == draws
@@ -132,39 +115,38 @@ class Scaling(nn.Module):
 
 
 class Making(nn.Module):
-    def __init__(self, what: str) -> None:
+    def __init__(self, make: Callable[[nn.Module], Any]) -> None:
         super().__init__()
-        self.what = what
+        self.make = make
         self.register_buffer("there", torch.zeros(2))
 
     def forward(self, values: Tensor) -> Tensor:
-        match self.what:
-            case "parameter":
-                self.new = nn.Parameter(torch.zeros(2))
-            case "buffer":
-                self.register_buffer("new", torch.zeros(2))
-            case "type":
-                self.there = torch.zeros(2, dtype=torch.float64)
+        self.make(self)
         return values
 
 
+PARAMETER = Making(lambda module: module.register_parameter("new", nn.Parameter(torch.zeros(2))))
+BUFFER = Making(lambda module: module.register_buffer("new", torch.zeros(2)))
+TYPE = Making(lambda module: setattr(module, "there", torch.zeros(2).double()))
+
+
 @pytest.mark.parametrize(
-    ("network", "word"),
+    ("network", "part"),
     [
         (Scaling(), "parameter scale"),
         (refused.Clipping(), r"parameter layer\.weight"),
         (nn.Sequential(nn.Embedding(8, 2, max_norm=0.1)), r"0\.weight.*max_norm"),
         (refused.Replacing(), "replaces the parameter scale"),
         (refused.Growing(), "buffer seen"),
-        (Making("parameter"), "parameter new"),
-        (Making("buffer"), "buffer new"),
-        (Making("type"), "float64"),
+        (PARAMETER, "parameter new"),
+        (BUFFER, "buffer new"),
+        (TYPE, "float64"),
     ],
 )
-def test_what_cannot_be_kept_is_refused(network: nn.Module, word: str) -> None:
+def test_what_cannot_be_kept_is_refused(network: nn.Module, part: str) -> None:
     watch = ForwardWatch(network)
     network(torch.arange(8) if isinstance(network, nn.Sequential) else VALUES)
-    with pytest.raises(RecipeError, match=word):
+    with pytest.raises(RecipeError, match=part):
         watch.changes()
 
 
@@ -210,59 +192,52 @@ def decorrelation(outputs: Tensor, _: Tensor) -> Tensor:
     return (torch.cov(outputs.T) - torch.eye(4)).square().mean()
 
 
-def hardest(outputs: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, labels, reduction="none").max()
+def cross_entropy(**words: Any) -> Loss:
+    return lambda outputs, labels: F.cross_entropy(outputs, labels, **words)
 
 
 def each_weighted(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels, WEIGHTS.to(outputs), reduction="none").mean()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("loss", "of"),
-    [
-        (F.cross_entropy, MEAN),
-        (each_weighted, MEAN),
-        (lambda outputs, labels: outputs.sum() * 0, MEAN),
-        (contrast, WHOLE),
-        (decorrelation, WHOLE),
-        (hardest, WHOLE),
-    ],
-)
-def test_a_mean_and_one_of_the_whole(loss: Any, of: str, dtype: torch.dtype) -> None:
-    assert mean_of("loss", loss, *batch(dtype)) == of
-
-
-def weighted(outputs: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, labels, WEIGHTS)
+def hardest(outputs: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, labels, reduction="none").max()
 
 
 def among_some(outputs: Tensor, labels: Tensor) -> Tensor:
     counted = (labels > 1).float()
-    each = F.cross_entropy(outputs, labels, reduction="none")
-    return (each * counted).sum() / counted.sum().clamp(min=1)
+    losses = F.cross_entropy(outputs, labels, reduction="none")
+    return (losses * counted).sum() / counted.sum().clamp(min=1)
 
 
-def summed(outputs: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, labels, reduction="sum")
+LOSSES: list[tuple[Loss, str]] = [
+    (F.cross_entropy, MEAN),
+    (each_weighted, MEAN),
+    (lambda outputs, labels: outputs.sum() * 0, MEAN),
+    (contrast, WHOLE),
+    (decorrelation, WHOLE),
+    (hardest, WHOLE),
+    (lambda o, labels: F.cross_entropy(o.reshape(8, 4), labels), f"{RAISED} RuntimeError"),
+]
 
 
-@pytest.mark.parametrize(
-    ("loss", "word"), [(weighted, "weighted mean"), (among_some, "fewer than"), (summed, "a sum")]
-)
-def test_what_a_micro_batch_would_weigh_is_refused(
-    loss: Callable[[Tensor, Tensor], Tensor], word: str
-) -> None:
-    with pytest.raises(RecipeError, match=word):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("loss", "of"), LOSSES)
+def test_a_mean_and_one_of_the_whole(loss: Loss, of: str, dtype: torch.dtype) -> None:
+    assert mean_of("loss", loss, *batch(dtype)) == of
+
+
+WEIGHED: list[tuple[Loss, str]] = [
+    (cross_entropy(weight=WEIGHTS), "weighted mean"),
+    (among_some, "fewer than"),
+    (cross_entropy(reduction="sum"), "a sum"),
+]
+
+
+@pytest.mark.parametrize(("loss", "part"), WEIGHED)
+def test_what_a_micro_batch_would_weigh_is_refused(loss: Loss, part: str) -> None:
+    with pytest.raises(RecipeError, match=part):
         mean_of("loss", loss, *batch())
-
-
-def test_what_raises_on_some_samples_is_said() -> None:
-    def of_eight(outputs: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(outputs.reshape(8, 4), labels)
-
-    assert mean_of("loss", of_eight, *batch()) == f"{RAISED} RuntimeError"
 
 
 def test_samples_without_a_label() -> None:
