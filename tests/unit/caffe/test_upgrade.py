@@ -62,46 +62,52 @@ def test_every_member_of_v1_by_its_number_and_by_its_name() -> None:
         check(f"layers {{ type: {number} }}", f'layer {{ type: "{today}" }}')
 
 
-def test_v0_with_padding_layers() -> None:
+CONV = 'num_output: 4 stride: 2 group: 1 weight_filler { type: "msra" }'
+DENSE = 'num_output: 7 bias_filler { type: "constant" value: 1 }'
+LIST = 'source: "list" rand_skip: 1 new_height: 12'
+LRN = "local_size: 3 alpha: 0.01 beta: 0.5 k: 2"
+
+# type and words, today's
+V0 = {
+    f"conv kernelsize: 3 pad: 7 biasterm: true blobs_lr: 1. weight_decay: 0. {CONV}": (
+        'type: "Convolution" param { lr_mult: 1 decay_mult: 0 } '
+        f"convolution_param {{ kernel_size: 3 pad: 7 bias_term: true {CONV} }}"
+    ),
+    "relu": 'type: "ReLU"',
+    f"lrn {LRN}": f'type: "LRN" lrn_param {{ {LRN} }}',
+    "pool pool: AVE kernelsize: 3 stride: 2": (
+        'type: "Pooling" pooling_param { pool: AVE kernel_size: 3 stride: 2 }'
+    ),
+    "dropout dropout_ratio: 0.3": 'type: "Dropout" dropout_param { dropout_ratio: 0.3 }',
+    "concat concat_dim: 1": 'type: "Concat" concat_param { concat_dim: 1 }',
+    f"innerproduct scale: 3 kernelsize: 9 {DENSE}": (
+        'type: "InnerProduct" kernelsize: 9 transform_param { scale: 3 } '
+        f"inner_product_param {{ {DENSE} }}"
+    ),
+    "softmax_loss": 'type: "SoftmaxWithLoss"',
+    f'images cropsize: 8 mirror: true meanfile: "m" batchsize: 2 shuffle_images: true {LIST}': (
+        'type: "ImageData" transform_param { crop_size: 8 mirror: true mean_file: "m" } '
+        f"image_data_param {{ batch_size: 2 shuffle: true {LIST} }}"
+    ),
+}
+
+
+@pytest.mark.parametrize("old", V0)
+def test_v0(old: str) -> None:
+    kind, _, words = old.partition(" ")
+    check(
+        f'{INPUT} layers {{ layer {{ type: "{kind}" {words} }} bottom: "data" top: "y" }}',
+        f'{INPUT_LAYER} layer {{ bottom: "data" top: "y" {V0[old]} }}',
+    )
+
+
+def test_v0_with_a_padding_layer() -> None:
     check(
         INPUT
-        + """
-layers { layer { name: "p" type: "padding" pad: 2 } bottom: "data" top: "padded" }
-layers { layer { name: "c" type: "conv" num_output: 4 kernelsize: 3 stride: 2 group: 1
-  biasterm: true weight_filler { type: "gaussian" std: 0.1 } pad: 7
-  blobs_lr: 1. blobs_lr: 2. weight_decay: 1. weight_decay: 0. } bottom: "padded" top: "c" }
-layers { layer { name: "r" type: "relu" } bottom: "c" top: "c" }
-layers { layer { name: "n" type: "lrn" local_size: 3 alpha: 0.01 beta: 0.5 k: 2 }
-  bottom: "c" top: "n" }
-layers { layer { name: "q" type: "pool" pool: AVE kernelsize: 3 stride: 2 } bottom: "n" top: "q" }
-layers { layer { name: "d" type: "dropout" dropout_ratio: 0.3 } bottom: "q" top: "q" }
-layers { layer { name: "q1" type: "pool" pool: 1 kernelsize: 3 stride: 2 }
-  bottom: "n" top: "q1" }
-layers { layer { name: "t" type: "concat" concat_dim: 1 } bottom: "q" bottom: "q1" top: "t" }
-layers { layer { name: "ip" type: "innerproduct" num_output: 7 scale: 3 kernelsize: 9
-  bias_filler { type: "constant" value: 1 } } bottom: "t" top: "ip" }
-layers { layer { name: "sm" type: "softmax_loss" } bottom: "ip" bottom: "data" }
-""",
+        + 'layers { layer { type: "padding" pad: 2 } bottom: "data" top: "padded" }'
+        + 'layers { layer { type: "conv" pad: 7 } bottom: "padded" top: "y" }',
         INPUT_LAYER
-        + """
-layer { name: "c" type: "Convolution" bottom: "data" top: "c" param { lr_mult: 1 decay_mult: 1 }
-  param { lr_mult: 2 decay_mult: 0 } convolution_param { num_output: 4 bias_term: true pad: 2
-  kernel_size: 3 group: 1 stride: 2 weight_filler { type: "gaussian" std: 0.1 } } }
-layer { name: "r" type: "ReLU" bottom: "c" top: "c" }
-layer { name: "n" type: "LRN" bottom: "c" top: "n"
-  lrn_param { local_size: 3 alpha: 0.01 beta: 0.5 k: 2 } }
-layer { name: "q" type: "Pooling" bottom: "n" top: "q"
-  pooling_param { pool: AVE kernel_size: 3 stride: 2 } }
-layer { name: "d" type: "Dropout" bottom: "q" top: "q" dropout_param { dropout_ratio: 0.3 } }
-layer { name: "q1" type: "Pooling" bottom: "n" top: "q1"
-  pooling_param { pool: 1 kernel_size: 3 stride: 2 } }
-layer { name: "t" type: "Concat" bottom: "q" bottom: "q1" top: "t"
-  concat_param { concat_dim: 1 } }
-layer { name: "ip" type: "InnerProduct" bottom: "t" top: "ip" kernelsize: 9
-  transform_param { scale: 3 }
-  inner_product_param { num_output: 7 bias_filler { type: "constant" value: 1 } } }
-layer { name: "sm" type: "SoftmaxWithLoss" bottom: "ip" bottom: "data" }
-""",
+        + 'layer { type: "Convolution" bottom: "data" top: "y" convolution_param { pad: 2 } }',
     )
 
 
@@ -113,15 +119,6 @@ STILL = "param { lr_mult: 0 decay_mult: 0 }"
 
 # old, today's, the number of notes
 UPGRADES = {
-    "v0 data": (
-        'layers { layer { name: "im" type: "images" source: "list" batchsize: 2 scale: 0.5 '
-        'cropsize: 8 mirror: true meanfile: "m" shuffle_images: true new_height: 12 rand_skip: 1 '
-        '} top: "data" top: "label" }',
-        'layer { name: "im" type: "ImageData" top: "data" top: "label" transform_param { '
-        'scale: 0.5 mirror: true crop_size: 8 mean_file: "m" } image_data_param { source: "list" '
-        "batch_size: 2 rand_skip: 1 shuffle: true new_height: 12 } }",
-        1,
-    ),
     "v1 data, whose transformation wins over its transform_param": (
         'layers { name: "d" type: DATA data_param { source: "s" scale: 0.5 crop_size: 8 } '
         "transform_param { scale: 2 mean_value: 3 } }",

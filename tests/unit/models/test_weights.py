@@ -45,16 +45,17 @@ def test_all_of_a_file_is_taken(tmp_path: Path, name: str) -> None:
     assert len(found.sha256) == 64
 
 
-@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
-@pytest.mark.parametrize("prefix", ["module.", "module._orig_mod.", "model."])
+@pytest.mark.parametrize(
+    ("key", "prefix"),
+    [("state_dict", "module."), ("model_state_dict", "module._orig_mod."), ("model", "model.")],
+)
 def test_wrappers_and_trainers_are_seen_through(tmp_path: Path, key: str, prefix: str) -> None:
     network = Net(3)
     state = OrderedDict((prefix + name, each) for name, each in filled(network).items())
-    found = load_weights(network, save(tmp_path / FILE, {key: state, "epoch": 3}))
-    assert (found.taken, found.prefix) == (9, prefix)
-    assert found.held_under == [key]
-    assert repr(prefix) in found.line
-    assert repr(key) in found.line
+    weights = load_weights(network, save(tmp_path / FILE, {key: state, "epoch": 3}))
+    assert (weights.taken, weights.prefix, weights.held_under) == (9, prefix, [key])
+    assert repr(prefix) in weights.line
+    assert repr(key) in weights.line
 
 
 def test_a_checkpoint_of_ours_is_taken_without_what_is_not_the_networks(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from firecaffe.caffe import Net, text
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.spec import Shape, Spec
 from firecaffe.caffe.message import CaffeError
+from tests.kit.models_refused import refused
+from tools.caffe_goldens.cases import inputs
 
 
 def layer(kind: str, words: str = "", tops: int = 1) -> str:
@@ -50,22 +52,17 @@ def layer_of(kind: str, words: str, *bottoms: Shape) -> nn.Module:
 
 def net_of(words: str, *bottoms: Shape) -> Net:
     """The layer over inputs x0, x1 …, in one line."""
-    line = ""
-    for place, shape in enumerate(bottoms):
-        dims = " ".join(f"dim: {size}" for size in shape)
-        line += f'layer {{ name: "x{place}" type: "Input" top: "x{place}" '
-        line += f"input_param {{ shape {{ {dims} }} }} }} "
-    names = " ".join(f'bottom: "x{place}"' for place in range(len(bottoms)))
+    shapes = {f"x{place}": tuple(shape) for place, shape in enumerate(bottoms)}
+    names = " ".join(f'bottom: "{name}"' for name in shapes)
+    line = inputs(**shapes).replace("\n", " ")
     return Net(text.parse(f"{line} {words[:-1]} {names} }}", "net.prototxt"))
 
 
 def refusal(words: str, *bottoms: Shape) -> str:
     """The line that a net with such a layer is refused with."""
-    try:
+    with refused(CaffeError, []) as caught:
         net_of(words, *bottoms)
-    except CaffeError as error:
-        return str(error)
-    raise AssertionError("the layer was made")
+    return str(caught.value)
 
 
 def run(module: nn.Module, *bottoms: Tensor) -> tuple[Tensor, ...]:

