@@ -24,9 +24,9 @@ def write_hdf5(path: Path, **tops: NDArray[Any]) -> None:
             file[name] = values
 
 
-def net(folder: Path, words: str = "", tops: str = 'top: "data" top: "label"') -> DataConfig:
+def net(folder: Path, tops: str = 'top: "data" top: "label"') -> DataConfig:
     (folder / "net.prototxt").write_text(
-        f'layer {{ name: "d" type: "HDF5Data" {tops} {words}'
+        f'layer {{ name: "d" type: "HDF5Data" {tops}'
         ' hdf5_data_param { source: "list.txt" batch_size: 4 } }'
     )
     return DataConfig(name=f"caffe:{folder}/net.prototxt")
@@ -52,7 +52,7 @@ def test_tops_are_float32_in_the_order_of_the_list(
 ) -> None:
     monkeypatch.setattr("firecaffe.data.caffe_tops.HELD_BYTES", held_bytes)
     tops = two_files(tmp_path)
-    train = open_data(net(tmp_path, tops='top: "data" top: "label" top: "more"')).train
+    train = open_data(net(tmp_path, 'top: "data" top: "label" top: "more"')).train
     assert len(train) == 7
     samples_B = torch.tensor([5, 0, 2, 5, 3, 6, 1])
     inputs, targets = train.batch(samples_B)
@@ -64,41 +64,35 @@ def test_tops_are_float32_in_the_order_of_the_list(
 
 
 @pytest.mark.parametrize(
-    ("tops", "expected"),
+    ("tops", "part"),
     [
         ({"data": np.zeros((2, 3))}, "b.h5: holds no numbers named label, as the top is called"),
         ({"data": np.zeros((2, 3)), "label": np.zeros(3)}, "b.h5: holds 2 data, 3 label"),
         ({"data": np.zeros((2, 4)), "label": np.zeros(2)}, "expected the same but for the rows"),
         ({"data": np.zeros((0, 3)), "label": np.zeros(0)}, "b.h5: holds no samples"),
         ({}, "b.h5: holds no numbers named data"),
+        (None, "b.h5: cannot be read as HDF5"),
     ],
 )
-def test_files_that_are_not_alike(
-    tops: Mapping[str, NDArray[Any]], expected: str, tmp_path: Path
+def test_files_that_do_not_fit(
+    tops: Mapping[str, NDArray[Any]] | None, part: str, tmp_path: Path
 ) -> None:
     write_hdf5(tmp_path / "a.h5", data=np.zeros((2, 3)), label=np.zeros(2))
-    write_hdf5(tmp_path / "b.h5", **tops)
     (tmp_path / "list.txt").write_text("a.h5\nb.h5\n")
-    with pytest.raises(FirecaffeError, match=expected):
-        open_data(net(tmp_path))
-
-
-def test_what_is_no_file_of_it(tmp_path: Path) -> None:
-    two_files(tmp_path)
-    (tmp_path / "b.h5").write_bytes(b"text")
-    with pytest.raises(FirecaffeError, match=r"b\.h5: cannot be read as HDF5"):
-        open_data(net(tmp_path))
-    (tmp_path / "b.h5").unlink()
     with pytest.raises(FirecaffeError, match=r'list\.txt: file "b\.h5" is not there'):
         open_data(net(tmp_path))
-    with pytest.raises(FirecaffeError, match="HDF5Data takes no transform_param"):
-        open_data(net(tmp_path, "transform_param { scale: 2 }"))
+    if tops is None:
+        (tmp_path / "b.h5").write_bytes(b"text")
+    else:
+        write_hdf5(tmp_path / "b.h5", **tops)
+    with pytest.raises(FirecaffeError, match=part):
+        open_data(net(tmp_path))
 
 
 def test_a_file_that_lies_of_its_size_or_place_is_one_line(tmp_path: Path) -> None:
     two_files(tmp_path)
 
-    def told(data: Any) -> str:
+    def line_of(data: Any) -> str:
         name = f"{len(list(tmp_path.iterdir()))}.h5"  # others may still be open
         (tmp_path / "list.txt").write_text(f"a.h5\n{name}\n")
         with h5py.File(tmp_path / name, "w") as file:
@@ -112,16 +106,15 @@ def test_a_file_that_lies_of_its_size_or_place_is_one_line(tmp_path: Path) -> No
         return str(raised.value)
 
     huge = {"shape": (4, 2, 1 << 40), "chunks": (1, 1, 1024), "compression": "gzip"}
-    assert "h5: data would take 35,184,372,088,832 bytes; at most 16,777,216" in told(huge)
+    assert "data would take 35,184,372,088,832 bytes; at most 16,777,216" in line_of(huge)
     chunk = {"shape": (4, 2, 3), "maxshape": (None, 2, None), "chunks": (1 << 12, 2, 1 << 12)}
-    assert "data would take 134,217,728 bytes" in told(chunk)
+    assert "data would take 134,217,728 bytes" in line_of(chunk)
     for link in (h5py.SoftLink("/label"), h5py.ExternalLink("a.h5", "/data")):
-        assert "its data is a link" in told(link)
+        assert "its data is a link" in line_of(link)
     apart = {"shape": (4, 2, 3), "external": [(str(tmp_path / "a.h5"), 0, h5py.h5f.UNLIMITED)]}
-    assert "its data is in other files" in told(apart)
+    assert "its data is in other files" in line_of(apart)
 
 
-MUTATIONS = 300
 PAGE = 4096
 TREE_FLAGS = 92
 """Where a meta page has them."""
@@ -176,71 +169,47 @@ def test_what_a_database_is_after_changes(small: Path) -> None:
 
 
 def test_a_truncated_file_is_one_line(small: Path) -> None:
+    whole = LmdbFile(small)
     content = (small / FILE).read_bytes()
-    told = []
+    lines = []
     for length in range(0, len(content), 1024):
         (small / FILE).write_bytes(content[:length])
         try:
             read(small)
         except DataError as error:
-            told.append(str(error))
-    assert len(told) > 0.9 * len(content) / 1024
-    assert all(line.startswith(f"{small}: not a whole LMDB, ") for line in told)
-    assert not any("\n" in line for line in told)
-
-
-def test_a_file_that_is_cut_while_it_is_read_is_one_line(small: Path) -> None:
-    found = LmdbFile(small)
+            lines.append(str(error))
+    assert len(lines) > 0.9 * len(content) / 1024
+    assert all(line.startswith(f"{small}: not a whole LMDB, ") for line in lines)
     os.truncate(small / FILE, 9000)
     with pytest.raises(DataError, match="it was cut since it was opened"):
-        [found.value(number) for number in range(len(found))]
+        [whole.value(number) for number in range(len(whole))]
 
 
-def test_changed_bytes_are_one_line_or_other_values(small: Path) -> None:
-    content = (small / FILE).read_bytes()
-    of_tree = [page for page in range(0, len(content), PAGE) if content[page + 10] in (1, 2, 8)]
-    drawn = random.Random(0)
-    told = []
-    for _ in range(MUTATIONS):
-        changed = bytearray(content)
-        place = drawn.choice(of_tree) + drawn.randrange(64)
-        changed[place : place + 2] = drawn.choice([b"\0\0", b"\xff\xff", b"\1\0", b"\0\x80"])
-        (small / FILE).write_bytes(changed)
-        try:
-            read(small)
-        except DataError as error:
-            told.append(str(error))
-    assert len(told) > MUTATIONS / 10
-    assert not any("\n" in line for line in told)
-
-
-@pytest.mark.parametrize("place", range(3))
-def test_a_branch_without_nodes_is_one_line(tmp_path: Path, place: int) -> None:
+def test_a_branch_without_nodes_is_one_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "deep", values(1500, 500))
-    content = bytearray((folder / FILE).read_bytes())
+    content = (folder / FILE).read_bytes()
     branches = [page for page in range(0, len(content), PAGE) if content[page + 10] == 1]
-    assert len(branches) > place
-    content[branches[place] + 12 : branches[place] + 14] = (16).to_bytes(2, "little")
-    (folder / FILE).write_bytes(content)
-    with pytest.raises(DataError, match="none of its tree's"):
-        read(folder)
+    assert len(branches) > 2
+    for page in branches[:3]:
+        (folder / FILE).write_bytes(content[: page + 12] + b"\x10\0" + content[page + 14 :])
+        with pytest.raises(DataError, match="none of its tree's"):
+            read(folder)
 
 
 def test_what_is_no_database_of_caffes(tmp_path: Path, small: Path) -> None:
-    with pytest.raises(DataError, match="is no LMDB"):
-        LmdbFile(tmp_path)
+    def refused(folder: Path, part: str) -> None:
+        with pytest.raises(DataError, match=part):
+            LmdbFile(folder)
+
+    refused(tmp_path, "is no LMDB")
     os.mkfifo(tmp_path / FILE)
-    with pytest.raises(DataError, match="is no LMDB"):
-        LmdbFile(tmp_path)
+    refused(tmp_path, "is no LMDB")
     (small / FILE).write_bytes(b"no database" * 1000)
-    with pytest.raises(DataError, match="begins with no page of LMDB's"):
-        LmdbFile(small)
+    refused(small, "begins with no page of LMDB's")
     with lmdb.open(str(tmp_path / "several"), max_dbs=2, map_size=1 << 20) as base:
         base.open_db(b"inner")
-    with pytest.raises(DataError, match="named databases"):
-        LmdbFile(tmp_path / "several")
+    refused(tmp_path / "several", "named databases")
     several = bytearray((write(tmp_path / "sorted", {b"a": b"1"}) / FILE).read_bytes())
     several[TREE_FLAGS] = several[PAGE + TREE_FLAGS] = 4  # in both meta pages
     (tmp_path / "sorted" / FILE).write_bytes(several)
-    with pytest.raises(DataError, match="keys have several values"):
-        LmdbFile(tmp_path / "sorted")
+    refused(tmp_path / "sorted", "keys have several values")

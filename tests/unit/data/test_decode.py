@@ -13,7 +13,6 @@ from torch import Tensor
 from firecaffe.cli import main
 from firecaffe.data import DataConfig, open_data
 from firecaffe.data import decode as decode_module
-from firecaffe.data.augment import middle
 from firecaffe.data.decode import (
     APPLY,
     IGNORE,
@@ -30,11 +29,12 @@ from firecaffe.training.run_facts import About
 from tests.kit.data_photos import encoded, picture
 
 
+def pixels_of(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
 def by_pillow(content: bytes) -> Tensor:
-    with Image.open(io.BytesIO(content)) as image:
-        rgb = image.convert("RGB")
-    pixels = torch.frombuffer(bytearray(rgb.tobytes()), dtype=torch.uint8)
-    return pixels.view(rgb.height, rgb.width, 3).permute(2, 0, 1)
+    return pixels_of(Image.open(io.BytesIO(content)))
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,7 @@ def by_pillow(content: bytes) -> Tensor:
         ("PNG", "RGB", {}),
         ("PNG", "RGBA", {}),
         ("PNG", "P", {}),
+        ("PNG", "1", {}),
         ("WEBP", "RGB", {"lossless": True}),
         ("BMP", "RGB", {}),
     ],
@@ -60,56 +61,27 @@ def test_the_pixels_are_pillows(name: str, mode: str, words: dict[str, object]) 
 @pytest.mark.parametrize(("rows", "columns"), [(64, 64), (32, 90), (200, 300), (1, 7)])
 def test_scaling_is_pillows_within_rounding(rows: int, columns: int) -> None:
     image = picture(120, 160)
-    pixels = by_pillow(encoded(image, "PNG"))
-    theirs = image.resize((columns, rows), Image.Resampling.BILINEAR)
-    expected = torch.frombuffer(bytearray(theirs.tobytes()), dtype=torch.uint8)
-    expected_CHW = expected.view(rows, columns, 3).permute(2, 0, 1)
-    found = scale(pixels, rows, columns)
-    assert found.shape == (3, rows, columns)
-    error = (found.double() - expected_CHW.double()).square().mean() / 255**2
+    theirs = pixels_of(image.resize((columns, rows), Image.Resampling.BILINEAR))
+    scaled = scale(pixels_of(image), rows, columns)
+    assert scaled.shape == (3, rows, columns)
+    error = (scaled.double() - theirs.double()).square().mean() / 255**2
     assert error < 10**-6.3  # 63 dB
 
 
-def test_scaling_does_not_depend_on_how_pixels_lie_in_memory() -> None:
-    pixels = by_pillow(encoded(picture(50, 70), "PNG"))
-    assert torch.equal(scale(pixels, 20, 30), scale(pixels.contiguous(), 20, 30))
-    part = pixels[:, 5:40, 10:60]
-    assert torch.equal(scale(part, 20, 30), scale(part.clone(), 20, 30))
-
-
 @pytest.mark.parametrize(
-    ("size", "expected"), [((100, 200), (10, 20)), ((200, 100), (20, 10)), ((7, 7), (10, 10))]
+    ("size", "scaled"),
+    [((100, 200), (10, 20)), ((200, 100), (20, 10)), ((7, 7), (10, 10)), ((1, 30_000), (10, 80))],
 )
-def test_the_shorter_side(size: tuple[int, int], expected: tuple[int, int]) -> None:
-    pixels = torch.zeros(3, *size, dtype=torch.uint8)
-    assert scale_shorter_side(pixels, 10).shape == (3, *expected)
+def test_the_shorter_side(size: tuple[int, int], scaled: tuple[int, int]) -> None:
+    """An endless image is not scaled to endlessly many pixels."""
+    assert scale_shorter_side(torch.zeros(3, *size, dtype=torch.uint8), 10).shape == (3, *scaled)
 
 
-def test_an_image_of_one_row_and_30000_columns() -> None:
-    content = encoded(picture(1, 30_000), "JPEG")
-    assert scale(decode(content), 32, 32).shape == (3, 32, 32)
-
-
-def test_a_16_bit_gray_png_is_not_cut_off() -> None:
-    values = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
-    content = encoded(Image.fromarray(values), "PNG")
-    found = decode(content)
-    assert torch.equal(found[0], torch.from_numpy((values // 257).astype(np.uint8)))
-
-
-def test_of_an_endless_image_a_test_sees_the_middle_in_little_memory() -> None:
-    image = torch.zeros(3, 1, 30_000, dtype=torch.uint8)
-    assert middle(image, 256, 224).shape == (3, 224, 224)
-    assert scale_shorter_side(image, 256).numel() < 3 * 256 * 256 * 9
-
-
-@pytest.mark.parametrize("cut", [0, 1, 2, 20, 500])
-def test_what_is_cut_is_no_whole_image(cut: int) -> None:
-    content = encoded(picture(64, 64), "JPEG")
-    with pytest.raises(DataError, match="not a whole image"):
-        decode(content[:cut])
-    with pytest.raises(DataError, match="not a whole image"):
-        decode(content[: len(content) // 2])
+def test_scaling_does_not_depend_on_how_pixels_lie_in_memory() -> None:
+    whole = pixels_of(picture(50, 70))
+    assert torch.equal(scale(whole, 20, 30), scale(whole.contiguous(), 20, 30))
+    part = whole[:, 5:40, 10:60]
+    assert torch.equal(scale(part, 20, 30), scale(part.clone(), 20, 30))
 
 
 @pytest.mark.parametrize("name", ["PNG", "BMP", "JPEG"])
@@ -145,13 +117,16 @@ def test_few_bytes_do_not_stand_for_many_pixels(name: str, monkeypatch: pytest.M
     decode(content + bytes(len(content)))  # which is more than enough of them
 
 
+DEEP = np.linspace(0, 65_535, 3500).astype(np.uint16).reshape(70, 50)
+
+
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "I;16"])
 def test_an_image_that_is_decoded_in_strips(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = picture(70, 50)
-    if mode == "I;16":
-        image = Image.fromarray(np.arange(3500, dtype=np.uint16).reshape(70, 50) * 17)
-    content = encoded(image.convert(mode), "PNG")
+    image = Image.fromarray(DEEP) if mode == "I;16" else picture(70, 50).convert(mode)
+    content = encoded(image, "PNG")
     whole = decode(content)
+    if mode == "I;16":  # 16 bits are not cut off
+        assert torch.equal(whole[0], torch.from_numpy((DEEP // 257).astype(np.uint8)))
     monkeypatch.setattr(decode_module, "STRIP_PIXELS", 50 * 9 + 1)
     assert torch.equal(decode(content), whole)
 
@@ -175,8 +150,7 @@ def test_a_photo_is_turned_as_pillow_turns_it(how: int, name: str) -> None:
 @pytest.mark.parametrize("how", [0, 9, 255])
 def test_what_is_no_orientation_turns_nothing(how: int) -> None:
     content = turned(how)
-    assert orientation(content) == 1
-    assert orientation(content[:40]) == 1  # cut within its EXIF
+    assert orientation(content) == orientation(content[:40]) == 1  # cut within its EXIF
     assert orientation(encoded(picture(8, 8), "JPEG")) == 1
     assert orientation(b"Exif\0\0 in what is no image") == 1
 
@@ -188,17 +162,20 @@ def test_an_orientation_is_written_into_a_jpeg() -> None:
     assert torch.equal(decode(with_orientation(plain, 6)), decode(plain))
 
 
+def pixels(image: Tensor) -> bytes:
+    return image.numpy().tobytes()
+
+
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Two of four training photos lie on their side, and no test photo."""
-    for number in range(4):
-        path = tmp_path / "photos" / "train" / "ab"[number % 2] / f"{number}.jpg"
+    files = {
+        f"train/{'ab'[number % 2]}/{number}.jpg": 6 if number < 2 else 1 for number in range(4)
+    }
+    for name, how in (files | {"test/a/0.jpg": 1, "test/b/0.jpg": 1}).items():
+        path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(turned(6 if number < 2 else 1))
-    for name in "ab":
-        path = tmp_path / "photos" / "test" / name / "0.jpg"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(turned(1))
+        path.write_bytes(turned(how))
     return tmp_path / "photos"
 
 
@@ -209,15 +186,13 @@ def test_they_are_counted_or_turned_and_predict_reads_them_so(photos: Path) -> N
     assert all(part in note for part in ("train: 2 of 4 images", 'data.exif = "apply"'))
     assert open_data(applied).notes == ()
     about = About(2, 3, (), (3, 24, 24), True, (3, 24, 24), "float32", ())
-    for config, is_alike in ((as_stored, True), (applied, False)):
+    for config, pictures in ((as_stored, 1), (applied, 2)):  # all are of one
         data = open_data(config)
         parts = [part for part in data.parts.values() if part is not data.test]
-        seen = [each for part in parts for each in part.batch(torch.arange(len(part)))[0]]
-        for photo in (photos / "train" / "a" / "0.jpg", photos / "train" / "a" / "2.jpg"):
-            image = read_image(photo, about, config)
-            assert any(torch.equal(image, each) for each in seen)
-        found = {each.numpy().tobytes() for each in seen}
-        assert (len(found) == 1) == is_alike  # all of one picture
+        seen = {pixels(image) for part in parts for image in part.batch(torch.arange(len(part)))[0]}
+        assert len(seen) == pictures
+        for name in ("0.jpg", "2.jpg"):
+            assert pixels(read_image(photos / "train" / "a" / name, about, config)) in seen
     with pytest.raises(RecipeError, match=r"data\.exif is 'turn', expected one of ignore, apply"):
         open_data(DataConfig("folder", str(photos), exif="turn"))
 
@@ -229,9 +204,7 @@ def test_shards_keep_it(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         path = str(tmp_path / name)
         (note,) = open_data(DataConfig("packed", path, resize=16)).notes
         assert note.startswith("train: 2 of 4 images")
-        images, _ = open_data(DataConfig("packed", path, resize=16, exif=APPLY)).train.batch(
-            torch.arange(4)
-        )
-        assert len({each.numpy().tobytes() for each in images}) == 2
+        train = open_data(DataConfig("packed", path, resize=16, exif=APPLY)).train
+        assert len({pixels(image) for image in train.batch(torch.arange(4))[0]}) == 2
     assert main(["pack", str(photos), str(tmp_path / "raw"), "--raw", "--resize", "16"]) == 0
     assert "2 images say (EXIF)" in " ".join(capsys.readouterr().out.split())

