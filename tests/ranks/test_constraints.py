@@ -46,13 +46,40 @@ def saved(folder: Path, piece: str) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", WORDS)
 def test_the_bits_of_one_worker_and_of_a_run_without_a_stop(trained: Trained, name: str) -> None:
-    """Pruned weights are zero and shared ones have few values, and so has their average."""
     recipe = changed(RECIPE, **WORDS[name])
     alone, two = (trained(workers, recipe, EVERYTHING) for workers in (1, 2))
     resumed = trained(4, recipe, EVERYTHING, checkpoint_of(two, 3))
     assert end(resumed) == end(two) == end(alone)
-    weights, averages = (saved(resumed.folder, piece) for piece in ("parameter", "ema"))
-    masks, codes = (saved(resumed.folder, piece) for piece in ("mask", "code"))
+    check_constrained(resumed.folder)
+
+
+MODES: dict[str, tuple[int, Recipe]] = {
+    "replicas, whose averages an encoder changes": (
+        2,
+        changed(
+            RECIPE,
+            exchange={"compressor": "top_k"},
+            synchrony={"mode": "local", "replicas": 2, "local_steps": 2, "outer": "slowmo"},
+        ),
+    ),
+    "a server": (1, changed(RECIPE, synchrony={"mode": "stale", "clock": "simulated"})),
+    "a server in parts": (
+        2,
+        changed(RECIPE, synchrony={"mode": "asynchronous", "server": "sharded"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_in_other_modes(trained: Trained, mode: str) -> None:
+    workers, recipe = MODES[mode]
+    check_constrained(trained(workers, changed(recipe, **WORDS["both"]), EVERYTHING).folder)
+
+
+def check_constrained(folder: Path) -> None:
+    """Weights, and their average, are zero where they are pruned, and have few values."""
+    weights, averages = (saved(folder, piece) for piece in ("parameter", "ema"))
+    masks, codes = (saved(folder, piece) for piece in ("mask", "code"))
     assert not all(mask.all() for mask in masks.values())
     for weight, mask in masks.items():
         assert torch.equal(weights[weight] != 0, mask)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import firecaffe
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError, CheckpointError, RecipeError
-from tests.unit.training.modes.local.test_rules import RATE, outer_step
+from tests.unit.training.modes.local.test_trainings import RATE, outer_step
 from tests.world import Ranks
 
 RANKS, EVERY, STEPS = 3, 3, 8

@@ -163,7 +163,7 @@ class Average:
     forgets: bool
     """Whether replicas' optimizers start afresh after it."""
     applier: Applier
-    """What updates the network in synchronous steps; it has the constraints and the average."""
+    """The update of synchronous steps; it has the constraints and the moving average."""
 
     @torch.no_grad()
     def begin(self, losses: dict[int, Tensor], counts: Tensor) -> None:
