@@ -200,37 +200,6 @@ def test_text_that_no_terminal_can_print(
     assert r'network: {"a": "\ud800"}' in shown(capsys, "unpack", path)
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "line"),
-    [
-        (["unpack"], 2, "unpack takes one file, found none"),
-        (["unpack", "a", "b"], 2, "unpack takes one file, found a and b"),
-        (["unpack", "none.fcz"], 4, "none.fcz: No such file"),
-        (["evaluate", "FILE", "--best"], 2, "best is asked of a run's folder"),
-        (["evaluate", "FILE", "--train.steps", "3"], 2, "--train.steps has no effect"),
-        (["evaluate", "CUT"], 4, "cut.fcz: no .fcz file, or damaged: it has"),
-        (["export", "CUT", "--to", "safetensors"], 4, "cut.fcz: no .fcz file, or damaged: it has"),
-        (["unpack", "CUT"], 4, "cut.fcz: no .fcz file, or damaged: it has"),
-        (["unpack", "FILE", "--to", "x.pt"], 2, "must end in .safetensors"),
-    ],
-)
-def test_what_is_wrong_is_one_line(
-    file: Path,
-    tmp_path: Path,
-    words: list[str],
-    code: int,
-    line: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    cut = tmp_path / "cut.fcz"
-    cut.write_bytes(file.read_bytes()[:-5])
-    places = {"FILE": str(file), "CUT": str(cut)}
-    assert main([places.get(word, word) for word in words]) == code
-    error = capsys.readouterr().err
-    assert line in error
-    assert error.count("\n") == 1
-
-
 @pytest.mark.parametrize(("section", "word"), [("data", "path"), ("model", "weights")])
 def test_a_file_says_no_path_of_a_machine(tmp_path: Path, section: str, word: str) -> None:
     sections: dict[str, Any] = {"model": {"name": "lenet"}, "data": {"name": "mnist"}}

@@ -79,20 +79,3 @@ def test_a_section_needs_no_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "--version") == f"firecaffe {version('firecaffe')}\n"
     assert firecaffe.__version__ == version("firecaffe")
-
-
-@pytest.mark.parametrize(
-    ("argv", "parts"),
-    [
-        (["help", "trian"], ["'trian'", "mean train?"]),
-        (["synchrony"], ["'synchrony'"]),
-        (["help", "train", "dta"], ["'dta'", "mean data?"]),
-        (["help", "compare", "data"], ["compare takes no recipe"]),
-    ],
-)
-def test_help_that_is_not_there(
-    capsys: pytest.CaptureFixture[str], argv: list[str], parts: list[str]
-) -> None:
-    assert main(argv) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert all(part in line for part in parts)

@@ -82,18 +82,6 @@ def test_a_list_on_the_command_line_needs_no_quotes(
         assert "parallel.stages" in refused(capsys, *words)
 
 
-def test_a_run_whose_network_was_given_in_python_says_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text('[model]\nname = "own Net"\n[data]\nname = "generated"\n')
-    for command in ("train", "verify", "plan"):
-        said = refused(capsys, command, str(recipe))
-        assert "own Net" in said
-        assert "path/file.py:function" in said
-        assert said.count("\n") == 1
-
-
 def test_what_own_code_raises_in_a_step_is_below_the_line(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[model]\nname = "lenet"\n[data]\nname = "generated"\n')

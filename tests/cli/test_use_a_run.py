@@ -174,26 +174,6 @@ def test_classes_that_the_run_does_not_know_are_refused(
         assert line.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["nowhere"], 8, "nowhere"),
-        ([], 2, "one run"),
-        (["RUN", "--solver.base_lr", "1"], 2, "solver.base_lr"),
-        (["RUN", "--best"], 4, "checkpoint.best"),
-        (["RUN", "--nproc-per-node", "0"], 2, "--nproc-per-node"),
-        (["RUN", "--data.path", "/nowhere"], 3, "/nowhere"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_one_line(
-    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["evaluate", *(str(run) if word == "RUN" else word for word in words)]) == code
-    line = capsys.readouterr().err
-    assert said in line
-    assert line.count("\n") == 1
-
-
 def test_all_that_was_given_in_python_is_asked_for_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,24 +273,6 @@ def test_files_that_are_no_images_are_said(
     line = capsys.readouterr().err.splitlines()[0]
     assert all(part in line for part in ("d.txt", "no image", "JPEG", "BMP"))
     assert "whole" not in line
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["RUN", "nowhere.png"], 3, "nowhere.png"),
-        (["RUN", "--top", "0"], 2, "--top"),
-        (["RUN", "--out", "masks"], 2, "--out"),
-        (["RUN", "--csv", "/nowhere/table.csv"], 8, "/nowhere"),
-    ],
-)
-def test_what_cannot_be_predicted_is_one_line(
-    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["predict", *(str(run) if word == "RUN" else word for word in words)]) == code
-    line = capsys.readouterr().err
-    assert said in line
-    assert line.count("\n") == 1
 
 
 def test_in_python_images_that_all_fail_are_an_error(run: Path, tmp_path: Path) -> None:

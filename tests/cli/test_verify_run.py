@@ -39,27 +39,6 @@ def test_what_differs_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "differs from its steps on one worker in step 2: loss 2.5 in metrics" in error
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["--nproc-per-node", "1,2"], 2, "--nproc-per-node: verify RUN trains on one worker"),
-        (["--steps", "0"], 2, "--steps is 0; it must be at least 1"),
-        (["--train.seed", "3"], 2, "--train.seed has no effect on verify"),
-    ],
-)
-def test_what_has_no_effect_is_refused(
-    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["verify", str(run), *words]) == code
-    (error,) = capsys.readouterr().err.splitlines()
-    assert said in error
-
-
-def test_a_folder_that_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(tmp_path)]) == 8
-    assert "no recipe.toml; this is no run folder" in capsys.readouterr().err
-
-
 def test_one_of_several_ranks(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
