@@ -22,6 +22,8 @@ FILES = {
     "again.toml": '[[rounds]]\nname = "again"\n',
     "result.json": "{}",
     "half/recipe.toml": GOOD,
+    "there.toml": "mine",
+    "there.html": "mine",
 }
 
 ALONE = [
@@ -30,6 +32,20 @@ ALONE = [
     ("help train dta", 2, "mean data?"),
     ("help compare data", 2, "compare takes no recipe"),
     ("synchrony", 2, "'synchrony'"),
+]
+
+WRITTEN = [
+    ("tune large.toml --global-batch-size 64 --write there.toml", 8, "--overwrite"),
+    ("plan nin_small --runs run --write there.toml", 8, "--overwrite"),
+    ("plan nin_small --html there.html", 8, "--overwrite"),
+    ("check --write there.toml", 8, "--overwrite"),
+    ("bench step --model lenet --write there.toml", 8, "--overwrite"),
+    ("bench data photos --write there.toml", 8, "--overwrite"),
+    ("compare a b --by recipe --html there.html", 8, "--overwrite"),
+    ("compare run --html nowhere/x.html", 8, "--html nowhere/x.html: there is no folder nowhere"),
+    ("compare run --html x.txt", 2, "must end in .html"),
+    ("compare run half/../run", 2, "is given 2 times; a run counts once"),
+    ("export run --to safetensors --out there.toml", 2, "there.toml"),
 ]
 
 PLAN = [
@@ -237,6 +253,7 @@ COMMANDS = {
 }
 LINES = [
     *ALONE,
+    *WRITTEN,
     *((f"{start} {words}", *row) for start, rows in COMMANDS.items() for words, *row in rows),
 ]
 
