@@ -63,7 +63,6 @@ cli/test_locale.py
 cli/test_import_caffe.py
 ranks/test_other_libraries.py
 ranks/test_stage_run.py
-unit/test_meta_kernels.py
 cli/test_fcz_file.py
 cli/mistakes/test_bad_input.py
 """.split()

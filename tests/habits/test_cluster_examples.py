@@ -72,16 +72,19 @@ def a_checkpoint(run: Path, when: int) -> None:
     os.utime(step, (when, when))
 
 
+def stand_in(folder: Path, name: str, script: str) -> str:
+    """A path on which a program of that name is the script."""
+    (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+    (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
 def test_a_pod_that_comes_back_goes_on_from_the_newest_checkpoint(tmp_path: Path) -> None:
     container = MANIFEST[1]["spec"]["template"]["spec"]["containers"][0]
-    program = tmp_path / "firecaffe"
-    program.write_text('#!/bin/bash\necho "$PWD:" "$@"\n')
-    program.chmod(0o755)
-    job = tmp_path / "job"
-    words = {each["name"]: each.get("value", "") for each in container["env"]} | {"JOB": str(job)}
+    path, job = stand_in(tmp_path, "firecaffe", 'echo "$PWD:" "$@"'), tmp_path / "job"
+    words = {env["name"]: env.get("value", "") for env in container["env"]} | {"JOB": str(job)}
 
     def said() -> str:
-        path = f"{tmp_path}:{os.environ['PATH']}"
         command = [*container["command"], *container["args"]]
         return subprocess.check_output(command, env={"PATH": path, **words}, text=True)
 
@@ -94,26 +97,18 @@ def test_a_pod_that_comes_back_goes_on_from_the_newest_checkpoint(tmp_path: Path
         assert said().startswith(f"{first} --resume runs/{name} --nproc-per-node=")
 
 
-def run_job(folder: Path, exit_code: int, **environment: str) -> tuple[int, list[str]]:
+def run_job(folder: Path, exit_code: int, restart: str | None = None) -> tuple[int, list[str]]:
     """The job's exit code, and the commands that it gave."""
-    programs = folder / "bin"
-    programs.mkdir(exist_ok=True)
+    said = folder / "said"
+    said.unlink(missing_ok=True)
     for name, code in (("srun", exit_code), ("scontrol", 0)):
-        program = programs / name
-        program.write_text(f'#!/bin/bash\necho {name} "$@" >> "{folder}/said"\nexit {code}\n')
-        program.chmod(0o755)
-    (folder / "said").unlink(missing_ok=True)
-    done = subprocess.run(
-        ["bash", FOLDER / "slurm.sbatch", "RECIPE.toml"],
-        cwd=folder,
-        env={
-            "PATH": f"{programs}:{os.environ['PATH']}",
-            "SLURM_JOB_ID": "7",
-            "SLURM_JOB_NAME": "firecaffe",
-            **environment,
-        },
-    )
-    return done.returncode, (folder / "said").read_text().splitlines()
+        path = stand_in(folder, name, f'echo {name} "$@" >> "{said}"\nexit {code}')
+    words = {"PATH": path, "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "firecaffe"}
+    if restart:
+        words["SLURM_RESTART_COUNT"] = restart
+    command = ["bash", FOLDER / "slurm.sbatch", "RECIPE.toml"]
+    done = subprocess.run(command, cwd=folder, env=words)
+    return done.returncode, said.read_text().splitlines()
 
 
 TRAIN = "srun firecaffe train RECIPE.toml --run.folder runs/firecaffe-7"
@@ -128,7 +123,7 @@ def test_a_job_of_slurm(tmp_path: Path) -> None:
 
 def test_a_requeued_job_goes_on_from_its_own_newest_checkpoint(tmp_path: Path) -> None:
     def said(number: int) -> list[str]:
-        return run_job(tmp_path, 0, SLURM_RESTART_COUNT=str(number))[1]
+        return run_job(tmp_path, 0, str(number))[1]
 
     assert said(1) == [f"{TRAIN}-1{EVERY}"]  # requeued before there was a folder
     for number, last in enumerate(["firecaffe-7", "firecaffe-7-1"], start=1):

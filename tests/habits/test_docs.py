@@ -1,7 +1,8 @@
 """Pages say what the program has: their lists are its tables, their figures come from its code.
 
 explanation/exchange.md, whose formulas are evaluated, has `test_formulas`; commands and blocks of
-code are run by `tests/cli/test_shown_commands.py` and `test_scripts_page.py`.
+code are run by `tests/cli/test_shown_commands.py` and `test_scripts_page.py`. "Made" is what is
+made from code, in its order.
 """
 
 import dataclasses
@@ -9,8 +10,10 @@ import inspect
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -24,50 +27,42 @@ from benchmarks.faults.on_purpose import Injection
 from benchmarks.training.large_batch_page import page as large_batch_page
 from benchmarks.training.speedup import RECORD
 from benchmarks.training.speedup_words import words as speedup_words
-from docs.made_from_code import filled
+from docs.made_from_code import MAKERS, filled, parsers, prose
+from firecaffe import api, errors
 from firecaffe.caffe.layers import LAYERS
+from firecaffe.cli import COMMANDS, INTERRUPTED
+from firecaffe.cli.help import help_text
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.faults import KINDS
 from firecaffe.gradients.config import ExchangeConfig
+from firecaffe.models import MODELS
+from firecaffe.models.known_networks import OURS
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.sections import Recipe, shipped
 from firecaffe.synchrony.config import MODES
 from firecaffe.synchrony.shares import longest_s, next_shares
-from tests.kit.models_pages import ROOT, page, table
+from tests.kit.models_pages import ROOT, page, table, table_of
 from tests.kit.models_refused import refused
 
-FAULTS, RESULTS = "docs/explanation/faults.md", "benchmarks/results"
+RESULTS = "benchmarks/results"
 ON_PURPOSE = "docs/howto/faults_on_purpose.md"
 
 
-FAULT_ROWS = table(FAULTS, "kind")
-
-
-LISTS: dict[str, tuple[Iterable[str], Iterable[str]]] = {
-    "modes": (table("docs/explanation/synchrony.md", "`synchrony.mode`"), MODES),
-    "kinds of faults": (FAULT_ROWS, KINDS),
-    "faults on purpose": (table(ON_PURPOSE, "kind"), INJECTIONS),
-}
-
-
-@pytest.mark.parametrize("name", LISTS)
-def test_a_list_is_what_there_is(name: str) -> None:
-    listed, there = LISTS[name]
-    assert set(listed) == set(there)
-
-
-def test_words_of_a_fault_on_purpose() -> None:
+def test_lists_are_what_there_is() -> None:
+    assert set(table("docs/explanation/synchrony.md", "`synchrony.mode`")) == set(MODES)
+    rows = table("docs/explanation/faults.md", "kind")
+    codes = {name: int(row["exit code"]) for name, row in rows.items()}
+    assert codes == {name: kind.exit_code for name, kind in KINDS.items()}
+    assert set(table(ON_PURPOSE, "kind")) == set(INJECTIONS)
     words = [word for word in dataclasses.fields(Injection) if word.name != "kind"]
     defaults = {word.name: str(word.default).removesuffix(".0") for word in words}
     rows = table(ON_PURPOSE, "word")
     assert {name: row["default"].strip("`") for name, row in rows.items()} == defaults
-
-
-def test_exit_codes_are_those_of_faults() -> None:
-    codes = {name: int(row["exit code"]) for name, row in FAULT_ROWS.items()}
-    assert codes == {name: kind.exit_code for name, kind in KINDS.items()}
+    named = set(re.findall(r"`([A-Z]\w+)`", page("docs/reference/caffe.md")))
+    assert set(LAYERS) <= named
 
 
 def test_exchanges_that_refuse_codecs_are_named() -> None:
@@ -103,14 +98,18 @@ def test_measured_pages_are_their_records() -> None:
 REFERENCE = "\n".join(filled(path.read_text()) for path in sorted(ROOT.glob("docs/reference/*.md")))
 
 
-def shown() -> Iterator[Any]:
+@cache
+def shown() -> list[Any]:
+    """What the reference shows: names, or all names of a module of its own."""
+    public = []
     for kind, name in re.findall(r"^\.\. auto(\w+):: ([\w.]+)", REFERENCE, re.M):
-        found = resolve_name(name)
+        value = resolve_name(name)
         if kind == "module":
-            own = {word: each for word, each in vars(found).items() if word[0] != "_"}
-            yield from (e for e in own.values() if getattr(e, "__module__", "") == name)
+            members = [member for word, member in vars(value).items() if word[0] != "_"]
+            public += [each for each in members if getattr(each, "__module__", "") == name]
         else:
-            yield found
+            public.append(value)
+    return public
 
 
 def described(public: Any) -> set[str]:
@@ -138,28 +137,25 @@ def test_each_member_of_a_shown_class_is_described() -> None:
     assert [name for name, words in missing.items() if words] == []
 
 
-def names() -> Iterator[str]:
+def names() -> Iterator[tuple[str, Any]]:
     """The public names; those of a module that is one with it before them."""
     for name in firecaffe.__all__:
         public = getattr(firecaffe, name)
         inner = getattr(public, "__all__", ()) if inspect.ismodule(public) else ()
-        yield from (f"{name}.{member}" for member in inner)
+        yield from ((f"{name}.{member}", getattr(public, member)) for member in inner)
         if not inner:
-            yield name
+            yield name, public
 
 
-@pytest.mark.parametrize("name", [*names()])
-def test_a_public_name_is_shown(name: str) -> None:
-    public = resolve_name(f"firecaffe.{name}")
-    assert any(each is public for each in shown())
-
-
-@pytest.mark.parametrize("name", [name for name in names() if not name.endswith("Error")])
-def test_each_word_of_a_public_name_is_described(name: str) -> None:
-    public = resolve_name(f"firecaffe.{name}")
-    words = inspect.signature(public).parameters.values()
-    collected = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    assert {word.name for word in words if word.kind not in collected} <= described(public)
+def test_a_public_name_is_shown_and_each_of_its_words_is_described() -> None:
+    missing, collected = {}, (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    for name, public in names():
+        assert any(public is other for other in shown()), name
+        if not name.endswith("Error"):
+            words = inspect.signature(public).parameters.values()
+            plain = {word.name for word in words if word.kind not in collected}
+            missing[name] = plain - described(public)
+    assert {name: words for name, words in missing.items() if words} == {}
 
 
 ARCHITECTURE = page("docs/explanation/architecture.md")
@@ -195,11 +191,6 @@ def test_a_table_that_the_page_names_is_in_its_file() -> None:
         assert isinstance(resolve_name(f"firecaffe.{module}:{name}"), dict)
 
 
-def test_the_page_of_caffe_names_each_layer() -> None:
-    named = set(re.findall(r"`([A-Z]\w+)`", page("docs/reference/caffe.md")))
-    assert set(LAYERS) <= named
-
-
 PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md")]
 
 
@@ -208,3 +199,121 @@ def test_the_pages_are_short() -> None:
     assert len(page("README.md").splitlines()) <= 120
     long = [path.name for path in ROOT.glob("docs/howto/*.md") if path.stat().st_size > 4_300]
     assert long == []
+
+
+MARKS = {
+    "commands.md": ["commands"],
+    "recipe.md": ["recipe"],
+    "recipes.md": ["recipes"],
+    "errors.md": ["exit codes"],
+    "networks.md": ["networks"],
+    "refusals.md": ["refusals", "fits"],
+    "python.md": ["functions", "sections"],
+}
+
+
+@cache
+def made(name: str) -> str:
+    return "\n".join(MAKERS[name]())
+
+
+def test_each_mark_is_on_its_page_and_is_filled() -> None:
+    marks = {
+        path.name: re.findall(r"<!-- ([a-z ]+) -->", path.read_text("utf-8"))
+        for path in ROOT.glob("docs/reference/*.md")
+    }
+    assert {name: on_page for name, on_page in marks.items() if on_page} == MARKS
+    assert sorted(mark for on_page in MARKS.values() for mark in on_page) == sorted(MAKERS)
+    text = page("docs/reference/recipe.md")
+    assert filled(text) == text.replace("<!-- recipe -->", made("recipe"))
+
+
+def sections(text: str) -> dict[str, str]:
+    """By their headings."""
+    _, *parts = re.split(r"^## (.+)\n", text, flags=re.M)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def test_each_command_is_there_with_all_that_help_says_in_its_order() -> None:
+    commands = sections(made("commands"))
+    assert list(commands) == [f"`firecaffe {name}`" for name in parsers()]
+    assert list(dict.fromkeys(name.split()[0] for name in parsers())) == list(COMMANDS)
+    for name, parser in parsers().items():
+        text, said = commands[f"`firecaffe {name}`"], help_text(name.split(), is_asked=True)
+        names = [name for action in parser.own for name in action.option_strings][2:]  # --help
+        assert re.findall(r"`(--?[a-z-]+)(?= |`)", "".join(table_lines(text))) == names
+        places = [re.search(rf"(^|, )\s*{name}\b", said, re.M) for name in names]
+        assert all(places)
+        plain = text.replace("`", "").replace("\\", "")
+        assert all(" ".join(note.split()).replace("`", "") in plain for note in parser.notes)
+        assert len(parser.notes) <= 8
+
+
+def table_lines(text: str) -> list[str]:
+    """The first cells of a command's table."""
+    rows = re.findall(r"^\| (`.*?`) \| ", text, re.M)
+    return [row for row in rows if row.startswith("`-")]
+
+
+def test_each_function_that_is_a_command_is_linked_from_it() -> None:
+    folder = Path(api.__path__[0])
+    twins = {path.stem for path in folder.glob("*.py")} & set(COMMANDS) | {"train", "import_caffe"}
+    linked = re.findall(r"^In Python: \{py:func\}`firecaffe\.(\w+)`$", made("commands"), re.M)
+    assert set(linked) == twins
+    assert all(callable(getattr(firecaffe, name)) for name in linked)
+
+
+def test_every_setting_of_a_recipe_is_listed_with_its_default_and_meaning() -> None:
+    rows = table_of(made("recipe"), "setting")
+    defaults = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in flatten(Recipe()).items()
+    }
+    assert {name: row["default"].strip("`") for name, row in rows.items()} == defaults
+    assert all(row["meaning"] for row in rows.values())
+
+
+def test_exit_codes_are_those_of_errors_and_faults() -> None:
+    rows = table_of(made("exit codes"), "code")
+    classes = [value for value in vars(errors).values() if inspect.isclass(value)]
+    ours = [value for value in classes if issubclass(value, errors.FirecaffeError)]
+    codes = [error.exit_code for error in ours if "exit_code" in vars(error)]
+    assert len(set(codes)) == len(codes)  # others have their parent's
+    faults = {name: kind.exit_code for name, kind in KINDS.items()}
+    listed = {int(code) for code in rows if code.isdigit()}
+    assert {0, INTERRUPTED, *codes, *faults.values()} == listed
+    cells = [(row["fault of a rank"].strip("`"), code) for code, row in rows.items()]
+    assert {name: int(code) for name, code in cells if name and code[-1] != "n"} == faults
+    assert all(row["meaning"] for row in rows.values())
+    assert "{" not in "".join(row["advice"] for row in rows.values())
+
+
+def test_each_network_has_its_row_and_the_page_of_its_family_which_tells_the_source() -> None:
+    text = made("networks")
+    assert list(table_of(text, "network")) == list(MODELS)
+    for name, model in MODELS.items():
+        module = model.build.__module__
+        assert f".. automodule:: {module}\n" in text, name
+        if model.source != OURS:
+            words = re.findall(r"[A-Z][\w-]+|\d{4}|cuda-convnet", model.source)
+            assert words
+            assert all(word in (resolve_name(module).__doc__ or "") for word in words), name
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_each_recipe_is_there_with_what_its_file_says(name: str) -> None:
+    section = sections(made("recipes"))[f"`{name}`"]
+    about, _, content = page(f"recipes/{name}.toml").partition("\n\n[")
+    assert f"```toml\n[{content}```" in section
+    plain = " ".join(section.split("```toml")[0].replace("\\", "").split())
+    for line in re.sub(r"^# ?-?", "", about, flags=re.M).splitlines():
+        assert " ".join(line.replace("`", "").split()) in plain.replace("`", "")
+    assert re.search(r"source", about)
+
+
+def test_options_and_settings_of_a_text_are_code_and_pages_are_links() -> None:
+    text = "as --data.… or --resume, by run.cluster and `x --y *`; *.bias, _a, docs/reference/a.md"
+    assert prose(text) == (
+        "as `--data.…` or `--resume`, by `run.cluster` and `x --y *`; \\*.bias, \\_a, "
+        "[docs/reference/a.md](../reference/a.md)"
+    )

@@ -80,18 +80,15 @@ def test_rows_are_what_there_is() -> None:
         assert (segments % 2, elements_of(p) % segments, elements_of(p) % p) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("algorithm", EXCHANGES)
-def test_tree_order_is_the_one_computed(algorithm: str) -> None:
-    cell = SCHEDULES[algorithm]["adds in tree order at"]
-    named = {int(number) for number in re.findall(r"\d+", cell)}
-    computed = {p for p in WORLD_SIZES if adds_in_tree_order(algorithm, p)}
-    assert computed == (set(WORLD_SIZES) if cell == "every p" else named)
-
-
-def test_tree_order_over_nodes_is_the_one_computed() -> None:
+def test_tree_order_is_the_one_computed() -> None:
+    for algorithm in EXCHANGES:
+        cell = SCHEDULES[algorithm]["adds in tree order at"]
+        named = {int(number) for number in re.findall(r"\d+", cell)}
+        computed = {p for p in WORLD_SIZES if adds_in_tree_order(algorithm, p)}
+        assert computed == (set(WORLD_SIZES) if cell == "every p" else named), algorithm
     assert SCHEDULES[OVER_NODES]["adds in tree order at"] == "p = m; p = 2 m where m = 2^k"
-    computed = {(p, m) for p, m in NODES if adds_in_tree_order(OVER_NODES, p, m)}
-    assert computed == {(p, m) for p, m in NODES if p == m or (p == 2 * m and m in (1, 2, 4, 8))}
+    over_nodes = {(p, m) for p, m in NODES if adds_in_tree_order(OVER_NODES, p, m)}
+    assert over_nodes == {(p, m) for p, m in NODES if p == m or (p == 2 * m and m in (1, 2, 4, 8))}
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -100,24 +97,21 @@ def test_formulas_are_the_schedules(algorithm: str) -> None:
         compare(SCHEDULES[algorithm], ALGORITHMS[algorithm](p, elements_of(p)))
 
 
-@pytest.mark.parametrize(("p", "m"), NODES)
-def test_formulas_over_nodes_are_the_schedules(p: int, m: int) -> None:
-    compare(SCHEDULES[OVER_NODES], find_schedule(OVER_NODES, m)(p, elements_of(p)), m)
+def test_formulas_over_nodes_are_the_schedules() -> None:
+    for p, m in NODES:
+        compare(SCHEDULES[OVER_NODES], find_schedule(OVER_NODES, m)(p, elements_of(p)), m)
 
 
-BETWEEN_THE_LINES = {
-    "2 * (p - 1) * B * beta": "parameter_server",
-    "2 * ceil(lg(p)) * B * beta": "tree",
-    "2 * (p - 1) / p * B * beta": "ring",
-}
-
-
-@pytest.mark.parametrize(("formula", "algorithm"), BETWEEN_THE_LINES.items())
-def test_formulas_between_the_lines(formula: str, algorithm: str) -> None:
-    assert f"`{formula}`" in page(PAGE)
-    for p in WORLD_SIZES:
-        schedule = ALGORITHMS[algorithm](p, elements_of(p))
-        assert evaluate(formula, p, beta=1) == 4 * schedule.serial_elements()
+def test_formulas_between_the_lines() -> None:
+    for formula, algorithm in (
+        ("2 * (p - 1) * B * beta", "parameter_server"),
+        ("2 * ceil(lg(p)) * B * beta", "tree"),
+        ("2 * (p - 1) / p * B * beta", "ring"),
+    ):
+        assert f"`{formula}`" in page(PAGE)
+        for p in WORLD_SIZES:
+            schedule = ALGORITHMS[algorithm](p, elements_of(p))
+            assert evaluate(formula, p, beta=1) == 4 * schedule.serial_elements()
 
 
 def test_the_lower_bound_and_the_bytes_of_a_fold() -> None:
@@ -133,7 +127,7 @@ def test_the_lower_bound_and_the_bytes_of_a_fold() -> None:
         )
 
 
-SHAPE = (1024, 1024)
+SHAPE = (256, 256)
 ELEMENTS = prod(SHAPE)
 
 
@@ -177,14 +171,12 @@ def test_bytes_of_threshold_are_about_and_at_most() -> None:
     about, most = bytes_per_element("threshold")
     codec = COMPRESSORS["threshold"]
     assert isinstance(codec, TensorCodec)
-    # A random walk reaches 8 deviations after some 64 steps. An eighth of the elements will do.
-    few = ELEMENTS // 8
-    memory, sizes = torch.zeros(few), []
-    for step in range(160):
-        x = memory + noise(step)[:few]
+    memory, sizes = torch.zeros(ELEMENTS), []
+    for step in range(160):  # a random walk reaches 8 deviations after some 64
+        x = memory + noise(step)
         payload = codec.encode(x, memory)
-        memory = x - codec.decode(payload, few)
-        sizes.append(payload.nbytes / few)
+        memory = x - codec.decode(payload, ELEMENTS)
+        sizes.append(payload.nbytes / ELEMENTS)
     assert sum(sizes[80:]) / 80 == pytest.approx(float(about), rel=0.25)
     # As many entries as elements: all of one magnitude, which then is tau.
     ones = torch.ones(ELEMENTS)

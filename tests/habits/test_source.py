@@ -2,12 +2,19 @@
 
 import ast
 import subprocess
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 MOST_LINES = 400
 FORBIDDEN_NAMES = ("utils", "util", "helpers", "common", "misc")
+
+PRODUCT = ROOT / "firecaffe"
+TREES = {
+    path.relative_to(PRODUCT).as_posix(): ast.parse(path.read_text("utf-8"))
+    for path in sorted(PRODUCT.rglob("*.py"))
+}
 
 
 def tracked() -> list[Path]:
@@ -17,16 +24,73 @@ def tracked() -> list[Path]:
     return [Path(line) for line in done.stdout.splitlines() if (ROOT / line).is_file()]
 
 
-FILES = {path: (ROOT / path).read_text() for path in tracked() if path.suffix == ".py"}
-
-
 def test_python_files_are_short_and_begin_by_saying_what_they_are_for() -> None:
-    assert [str(path) for path, text in FILES.items() if text.count("\n") > MOST_LINES] == []
-    assert [str(path) for path in FILES if path.stem in FORBIDDEN_NAMES] == []
-    assert [str(p) for p, text in FILES.items() if text and not text.startswith('"""')] == []
+    files = {path: (ROOT / path).read_text() for path in tracked() if path.suffix == ".py"}
+    assert [str(path) for path, text in files.items() if text.count("\n") > MOST_LINES] == []
+    assert [str(path) for path in files if path.stem in FORBIDDEN_NAMES] == []
+    assert [str(p) for p, text in files.items() if text and not text.startswith('"""')] == []
 
 
-PRODUCT = ROOT / "firecaffe"
+TWICE = {"__init__", "config", "schedule"}
+"""Names that more than one file may have: sections of recipes, and a command with what it shows."""
+
+
+def test_a_file_has_a_name_of_its_own() -> None:
+    """A command and its function in Python have one name, which is the point of it."""
+    paths = [Path(name) for name in TREES]
+    commands = {path.stem for path in paths if path.parent.name == "cli"}
+    counts = Counter(
+        path.stem for path in paths if not (path.parent.name == "api" and path.stem in commands)
+    )
+    assert {name for name, count in counts.items() if count > 1} <= TWICE
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    places = defaultdict[str, list[str]](list)
+    for path, node in nodes():
+        if isinstance(node, ast.ClassDef):
+            places[node.name].append(path)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def nodes(*rooms: str) -> Iterator[tuple[str, ast.AST]]:
+    for path, tree in TREES.items():
+        if not rooms or path.partition("/")[0] in rooms:
+            yield from ((path, node) for node in ast.walk(tree))
+
+
+STARTS = ("Of ", "What ", "Those ", "Where ", "By ", "The same ")
+
+
+def test_a_docstring_stands_alone() -> None:
+    """It begins with a verb or a noun, and so is read in a tooltip without the lines around."""
+    dependent = [
+        f"{path}:{node.lineno}"
+        for path, node in nodes()
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and str(node.value.value).startswith(STARTS)
+    ]
+    assert dependent == []
+
+
+SAYS_NOTHING = ("each", "found", "told")
+
+
+def test_a_variable_says_what_it_holds() -> None:
+    """One that is assigned, or is a parameter of a private function."""
+    nothing = []
+    for path, node in nodes():
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names = [node.id]
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("_"):
+            of = node.args
+            names = [arg.arg for arg in (*of.posonlyargs, *of.args, *of.kwonlyargs)]
+        else:
+            continue
+        nothing += [f"{path}:{node.lineno}" for name in names if name in SAYS_NOTHING]
+    assert nothing == []
+
 
 QUESTIONS = 28
 """Lines that ask, but for those of `CHOOSES`."""
@@ -50,17 +114,6 @@ CHOOSES = (
 )
 """Where words are checked, and objects chosen."""
 
-LINES = 60
-"""Of a function, at most."""
-ROOMS = ("training", "parallel", "synchrony", "planner")
-
-
-def trees(*rooms: str) -> Iterator[tuple[str, ast.Module]]:
-    for file in sorted(PRODUCT.rglob("*.py")):
-        path = file.relative_to(PRODUCT).as_posix()
-        if not rooms or path.partition("/")[0] in rooms:
-            yield path, ast.parse(file.read_text(encoding="utf-8"))
-
 
 def name_of(node: ast.expr) -> str:
     """The last name of `a.b.c`, of which it is c."""
@@ -74,8 +127,8 @@ def asks(node: ast.AST) -> bool:
         if name_of(getattr(node.left, "value", node.left)) in INNOCENT:
             return False
         sides = [node.left, *node.comparators]
-        with_none = any(isinstance(each, ast.Constant) and each.value is None for each in sides)
-        of_words = any(isinstance(each, ast.Attribute) and each.attr in WORDS for each in sides)
+        with_none = any(isinstance(side, ast.Constant) and side.value is None for side in sides)
+        of_words = any(isinstance(side, ast.Attribute) and side.attr in WORDS for side in sides)
         return of_words or (with_none and name_of(node.left) in OPTIONAL)
     if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Load):
         return False
@@ -92,15 +145,14 @@ def asks_for_stages(node: ast.AST) -> Iterator[ast.expr]:
         of = [node.operand]
     else:
         of = node.ifs if isinstance(node, ast.comprehension) else []
-    for each in of:
-        if isinstance(each, ast.Attribute) and each.attr == "stages":
-            yield each
+    return (side for side in of if isinstance(side, ast.Attribute) and side.attr == "stages")
 
 
 def questions(tree: ast.Module) -> set[int]:
     """The lines that ask."""
-    found = {node.lineno for node in ast.walk(tree) if isinstance(node, ast.expr) and asks(node)}
-    return found | {each.lineno for node in ast.walk(tree) for each in asks_for_stages(node)}
+    walked = [*ast.walk(tree)]
+    lines = {node.lineno for node in walked if isinstance(node, ast.expr) and asks(node)}
+    return lines | {side.lineno for node in walked for side in asks_for_stages(node)}
 
 
 def test_what_counts_as_a_question() -> None:
@@ -123,16 +175,18 @@ if run.rounds.is_whole(step):
 
 
 def test_nobody_asks_more() -> None:
-    found = {path: len(questions(tree)) for path, tree in trees() if not path.startswith(CHOOSES)}
-    most = sorted(found.items(), key=lambda each: -each[1])[:5]
-    assert sum(found.values()) <= QUESTIONS, most
+    counts = {p: len(questions(tree)) for p, tree in TREES.items() if not p.startswith(CHOOSES)}
+    assert sum(counts.values()) <= QUESTIONS, Counter(counts).most_common(5)
+
+
+LINES = 60
+"""Of a function, at most."""
 
 
 def test_functions_are_read_in_one_sitting() -> None:
-    found = {
+    long = {
         f"{path}:{node.name}"
-        for path, tree in trees(*ROOMS)
-        for node in ast.walk(tree)
+        for path, node in nodes("training", "parallel", "synchrony", "planner")
         if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= LINES
     }
-    assert found == set()
+    assert long == set()

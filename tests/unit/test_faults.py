@@ -2,6 +2,7 @@
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from firecaffe.cluster.agent import HOPELESS
 from firecaffe.cluster.lost_ranks import TOGETHER
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import GOES_ON, KINDS, MOST_TEXT, RESTARTS, RESUME, Fault
-from firecaffe.resume_advice import command_typed
+from firecaffe.resume_advice import command_typed, replaced
 from firecaffe.runs.fault import NAME, fault_of, known_in, settle_fault, write_fault
 
 faults = st.builds(
@@ -32,14 +33,7 @@ faults = st.builds(
 @given(faults)
 def test_a_fault_comes_back_from_its_text(fault: Fault) -> None:
     back = Fault.parse(fault.as_text())
-    assert back.detail == fault.detail[:MOST_TEXT]
-    assert (back.kind, back.rank, back.step, back.host, back.can_resume) == (
-        fault.kind,
-        fault.rank,
-        fault.step,
-        fault.host,
-        fault.can_resume,
-    )
+    assert back == replace(fault, detail=fault.detail[:MOST_TEXT])
     assert "\n" not in fault.as_text()
 
 
@@ -65,7 +59,9 @@ def test_what_is_no_fault_is_refused(text: str) -> None:
         Fault.parse(text)
 
 
-def test_a_fault_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_one_line_that_advises_by_where_the_user_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fault = Fault("killed", 1, "node-a", 40, "its launcher", "SIGKILL")
     event = "rank 1 on node-a was killed at step 40: SIGKILL (seen by its launcher)"
     advice = "resume from the newest checkpoint"
@@ -79,6 +75,10 @@ def test_a_fault_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (error.rank, error.host, error.step, error.kind) == (1, "node-a", 40, "killed")
     assert error.exit_code == 10
     assert "before the first step" in Fault("gone", 1, "a", 0, "rank 0").line
+    settings = {"model.name": "a.py:net", "data.name": "a.py:sets"}
+    assert replaced(settings) == f"replace={settings}"
+    with command_typed():
+        assert replaced(settings) == "--model.name a.py:net --data.name a.py:sets"
 
 
 @pytest.mark.parametrize("kind", [kind for kind, row in KINDS.items() if RESUME in row.advice])
@@ -92,14 +92,14 @@ def test_it_is_resumed_only_from_a_checkpoint_that_is_there(kind: str, tmp_path:
     (tmp_path / "own folder of a host").mkdir()  # the checkpoints are on that of rank 0
     assert known_in(tmp_path / "own folder of a host", fault) == fault
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
-    told = settle_fault(tmp_path, fault, "the run ended").line
-    assert f'(resume="{tmp_path}")' in told
+    line = settle_fault(tmp_path, fault, "the run ended").line
+    assert f'(resume="{tmp_path}")' in line
+    assert "itself" not in line
     with command_typed():
         assert f"(--resume {tmp_path})" in settle_fault(tmp_path, fault, "the run ended").line
-    assert "itself" not in told
 
 
-def told(error: Exception) -> Fault:
+def of_error(error: Exception) -> Fault:
     fault = fault_of(error, 0, "host", 1)
     assert fault is not None
     return fault
@@ -109,11 +109,11 @@ def test_a_fault_has_the_code_of_the_error_that_it_is() -> None:
     classes = [v for v in vars(errors).values() if isinstance(v, type)]
     for cls in classes:
         if issubclass(cls, FirecaffeError) and cls not in (FirecaffeError, PeerLostError):
-            assert told(cls("words")).exit_code == cls.exit_code
-            assert "traceback" not in told(cls("words")).line
-    assert told(MemoryError()).kind == "out_of_memory"
-    assert told(RuntimeError("x: can't allocate memory")).kind == "out_of_memory"
-    assert told(KeyError("x")).detail == "KeyError: 'x'"
+            assert of_error(cls("words")).exit_code == cls.exit_code
+            assert "traceback" not in of_error(cls("words")).line
+    assert of_error(MemoryError()).kind == "out_of_memory"
+    assert of_error(RuntimeError("x: can't allocate memory")).kind == "out_of_memory"
+    assert of_error(KeyError("x")).detail == "KeyError: 'x'"
 
 
 def test_a_lost_peer_of_whom_nobody_knows_is_no_fault_of_this_rank() -> None:
@@ -128,36 +128,38 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def test_a_fault_is_written_before_the_earlier_ones(tmp_path: Path) -> None:
-    first = Fault("gone", 1, "a", 5, "rank 0: its connection closed")
-    write_fault(tmp_path, first)
+    write_fault(tmp_path, Fault("gone", 1, "a", 5, "rank 0: its connection closed"))
     better = Fault("killed", 1, "a", 6, "its launcher", "SIGKILL")
     write_fault(tmp_path, better, "restart 1 of 2")  # the same event, known better
     assert (read(tmp_path)["kind"], read(tmp_path)["earlier"]) == ("killed", [])
     # On the next attempt at the same step: a launcher has told the first one already.
     write_fault(tmp_path, Fault("frozen", 1, "a", 6, "rank 0"), "restart 2 of 2")
-    found = read(tmp_path)
-    assert (found["kind"], found["then"]) == ("frozen", "restart 2 of 2")
-    assert [each["kind"] for each in found["earlier"]] == ["killed"]
-
-
-def test_who_saw_a_connection_close_knows_no_better(tmp_path: Path) -> None:
-    write_fault(tmp_path, Fault("killed", 1, "a", 6, "its launcher", "SIGKILL"), GOES_ON)
-    write_fault(tmp_path, Fault("gone", 2, "a", 7, "rank 0: its connection closed"), GOES_ON)
-    write_fault(tmp_path, Fault("gone", 1, "a", 9, "rank 0: its connection closed"), GOES_ON)
-    write_fault(tmp_path, Fault("killed", 2, "a", 6, "its launcher", "SIGKILL"), GOES_ON)
-    found = read(tmp_path)
-    assert (found["rank"], found["kind"], found["step"]) == (2, "killed", 7)
-    assert [each["rank"] for each in found["earlier"]] == [1]
-    assert [each["kind"] for each in found["earlier"]] == ["killed"]
-
-
-def test_what_a_rank_reports_and_what_others_report_steps_later_is_one_fault(
-    tmp_path: Path,
-) -> None:
-    write_fault(tmp_path, Fault("exception", 3, "a", 5, "itself", "ValueError"))
-    write_fault(tmp_path, Fault("exception", 3, "a", 9, "itself", "ValueError"), GOES_ON)
     row = read(tmp_path)
-    assert (row["step"], row["then"], row["earlier"]) == (9, GOES_ON, [])
+    assert (row["kind"], row["then"]) == ("frozen", "restart 2 of 2")
+    assert [earlier["kind"] for earlier in row["earlier"]] == ["killed"]
+
+
+@pytest.mark.parametrize(
+    ("reported", "kept", "earlier"),
+    [
+        # Who saw a connection close knows no better.
+        (
+            [("killed", 1, 6), ("gone", 2, 7), ("gone", 1, 9), ("killed", 2, 6)],
+            ("killed", 2, 7),
+            [("killed", 1)],
+        ),
+        # What a rank reports, and others steps later, is one fault.
+        ([("exception", 3, 5), ("exception", 3, 9)], ("exception", 3, 9), []),
+    ],
+)
+def test_a_fault_is_one_row_whoever_reports_it(
+    tmp_path: Path, reported: list[Any], kept: tuple[str, int, int], earlier: list[Any]
+) -> None:
+    for kind, rank, step in reported:
+        write_fault(tmp_path, Fault(kind, rank, "a", step, "rank 0", "seen"), GOES_ON)
+    row = read(tmp_path)
+    assert (row["kind"], row["rank"], row["step"]) == kept
+    assert [(other["kind"], other["rank"]) for other in row["earlier"]] == earlier
 
 
 @pytest.mark.parametrize("content", ["", "null", "[]", '{"rank": 1}', '{"earlier": 3}', "\x00"])
@@ -194,7 +196,7 @@ def test_a_fault_that_cannot_be_written_says_so(
 
     fault = Fault("checkpoint", 0, "a", 5, "itself", "not saved")
     monkeypatch.setattr("firecaffe.runs.fault.write_json", full)
-    told = settle_fault(tmp_path, fault, "the run ended")
-    assert str(tmp_path / NAME) in told.line
-    assert "No space left" in told.line
-    assert settle_fault(tmp_path, told, "the run ended") == told  # once
+    settled = settle_fault(tmp_path, fault, "the run ended")
+    assert str(tmp_path / NAME) in settled.line
+    assert "No space left" in settled.line
+    assert settle_fault(tmp_path, settled, "the run ended") == settled  # once

@@ -52,8 +52,8 @@ def test_who_goes_on_is_told_once(reason: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("reason", [EPIPE, ENOSPC])
 def test_lines_of_ours_in_anyones_process(reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     with stdout_lost(reason):
-        print("ours", file=kept_stdout(), flush=True)
-        print("ours", file=kept_stdout(), flush=True)
+        for _ in range(2):
+            print("ours", file=kept_stdout(), flush=True)
     assert capsys.readouterr().err.count(reason) == 1
 
 

@@ -5,6 +5,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
 
@@ -15,17 +16,17 @@ import firecaffe.data
 import firecaffe.models
 from firecaffe.cli import COMMANDS, MODULES
 from firecaffe.cli.bench import PARTS
+from firecaffe.meta_kernels import NAME, without_compiler
 
 PACKAGES = [
     each.name for each in pkgutil.walk_packages(firecaffe.__path__, "firecaffe.") if each.ispkg
 ]
 
 
-@pytest.mark.parametrize("name", firecaffe.__all__)
-def test_a_name_hides_no_package(name: str) -> None:
+def test_a_name_hides_no_package() -> None:
     """`firecaffe.train` was a function and a package: each took the other's place."""
-    assert getattr(firecaffe, name) is not None
-    assert f"firecaffe.{name}" not in PACKAGES
+    assert all(getattr(firecaffe, name) is not None for name in firecaffe.__all__)
+    assert not {f"firecaffe.{name}" for name in firecaffe.__all__} & set(PACKAGES)
 
 
 def test_what_a_reader_of_types_sees_is_what_there_is() -> None:
@@ -45,10 +46,8 @@ def test_a_name_that_is_imported_when_asked_for_hides_no_module(package: ModuleT
 
 
 TRAINS = "firecaffe.training.build_training"
-COMPILER = "torch._dynamo"
-TESTS = "scipy.stats"
-METRICS = "torchmetrics"
-CODER = "constriction"
+COMPILER, TESTS, METRICS, CODER = "torch._dynamo", "scipy.stats", "torchmetrics", "constriction"
+HEAVY = (COMPILER, TESTS, METRICS)
 RANKS = (
     *("firecaffe.cluster.groups", "firecaffe.cluster.world", "firecaffe.cluster.launcher"),
     "firecaffe.transport",
@@ -61,36 +60,27 @@ OPTIONS = [
 """Modules of commands, each with its options, of which help is made."""
 
 NOT_LOADED: dict[str, tuple[str, ...]] = {
-    "firecaffe.recipe.sections": ("torch", "numpy"),
-    **dict.fromkeys(("firecaffe.cli.help", *OPTIONS), ("torch", "numpy")),
+    **dict.fromkeys(
+        ("firecaffe.recipe.sections", "firecaffe.cli.help", *OPTIONS), ("torch", "numpy")
+    ),
     "firecaffe.cli.train": ("torch", "firecaffe.cli.arguments", "jsonargparse"),
-    "firecaffe.cli.start_training": (TRAINS, COMPILER, TESTS, METRICS, CODER),
-    TRAINS: ("jsonargparse", "firecaffe.cluster.launcher", COMPILER, TESTS, METRICS, CODER),
-    "firecaffe.script.launch": (TRAINS, COMPILER, TESTS, METRICS),
-    "firecaffe.script.attach": (TRAINS, COMPILER, TESTS, METRICS),
-    "firecaffe.script.split": (TRAINS, COMPILER, TESTS, METRICS),
-    "firecaffe.script.parallelize": (TRAINS, COMPILER, TESTS, METRICS),
+    "firecaffe.cli.start_training": (TRAINS, *HEAVY, CODER),
+    TRAINS: ("jsonargparse", "firecaffe.cluster.launcher", *HEAVY, CODER),
+    **dict.fromkeys(
+        (f"firecaffe.script.{name}" for name in ("launch", "attach", "split", "parallelize")),
+        (TRAINS, *HEAVY),
+    ),
 }
 """What a module does not load until it is used, for it takes long: a second, or all that trains."""
 
 NOT_LOADED_TO_RUN: dict[str, tuple[str, ...]] = {
     "compare": ("torch", TESTS),
-    "verify": (COMPILER, TESTS, METRICS, CODER),
-    "tune": (COMPILER, TESTS, METRICS),
-    "check": (COMPILER, TESTS, METRICS),
-    "bench_exchange": (COMPILER, TESTS, METRICS),
-    "bench_step": (COMPILER, TESTS, METRICS),
-    "bench_data": (COMPILER, TESTS, METRICS),
-    "compress": (COMPILER, TESTS, METRICS),
-    "replay": (COMPILER, TESTS, METRICS),
-    "evaluate": (TRAINS, COMPILER, TESTS, METRICS),
-    "predict": (TRAINS, COMPILER, TESTS, METRICS),
-    "export": (TRAINS, COMPILER, TESTS, METRICS),
-    "profile": (TRAINS, COMPILER, TESTS, METRICS, CODER),
-    "unpack": (TRAINS, COMPILER, TESTS, METRICS),
-    "pack": (TRAINS, COMPILER, TESTS, METRICS, CODER),
-    "import_caffe": (TRAINS, COMPILER, TESTS, METRICS, CODER),
-    "demo": (COMPILER, TESTS, METRICS, CODER),
+    **dict.fromkeys(("verify", "demo"), (*HEAVY, CODER)),
+    **dict.fromkeys(
+        ("tune", "check", "compress", "replay", "bench_exchange", "bench_step", "bench_data"), HEAVY
+    ),
+    **dict.fromkeys(("evaluate", "predict", "export", "unpack"), (TRAINS, *HEAVY)),
+    **dict.fromkeys(("profile", "pack", "import_caffe"), (TRAINS, *HEAVY, CODER)),
     "explain": (TRAINS, COMPILER, METRICS, CODER),
 }
 """What the functions of a command do not import."""
@@ -119,53 +109,85 @@ import torch.distributed as dist
 from firecaffe.cli.plan import main
 
 os.fork = os.posix_spawn = None
-main(["--model", "googlenet", "--cluster", "dgx-a100", "--workers", "1,2,16"])
+main(["--model", "lenet", "--cluster", "dgx-a100", "--workers", "1,2,16"])
 main(["nin_small", "--workers", "1,2"])
 assert not dist.is_initialized()
 """
 """A whole plan, which starts no process."""
 
-EACH_ALONE = """
-import importlib, json, operator, os, sys
-not_loaded, programs, packages, folder = json.loads(sys.argv[1])
+SHAPES = """
+import gc, sys, torch
+from firecaffe.models import build_model
+from firecaffe.meta_kernels import on_meta
+from firecaffe.models.layer_costs import profile
 
-def alone(name, work):
+with on_meta():
+    network = build_model("googlenet")
+    torch.nn.init.normal_(next(network.parameters()), generator=None)
+    torch.nn.init.uniform_(tensor=next(network.parameters()))
+assert "sympy" not in sys.modules
+in_memory = torch.empty(3)
+with on_meta():
+    torch.nn.init.uniform_(in_memory, 1, 2)
+assert in_memory.min() >= 1
+profile(network, (3, 224, 224), 2)
+assert "torch._dynamo" not in sys.modules
+words = (getattr(each, "__dict__", ()) for each in gc.get_objects())
+assert not [each for each in words if "__dynamo_disable" in each]
+double = torch.compile(lambda x: x + x, backend="eager")
+assert double(torch.ones(2)).tolist() == [2, 2]
+assert torch._dynamo.utils.counters["stats"]["calls_captured"] == 1
+"""
+"""Shapes do not load torch's compiler, and it compiles afterwards."""
+
+ASKED_FOR_MORE = """
+import sys
+from firecaffe.meta_kernels import NAME, without_compiler
+
+with without_compiler():
+    stand_in = sys.modules[NAME]
+    stand_in.graph_break()
+    assert stand_in.disable(without_compiler, wrapping=False) is without_compiler
+    assert stand_in.is_compiling() is False
+    compiler = sys.modules[NAME]
+    assert compiler is not stand_in
+assert sys.modules[NAME] is compiler
+"""
+
+PLACES = """
+import importlib, operator
+import firecaffe, firecaffe.training.loop
+
+for name in packages:
+    module = importlib.import_module(name)
+    assert operator.attrgetter(name.removeprefix("firecaffe."))(firecaffe) is module, name
+assert firecaffe.training.loop.Training and callable(firecaffe.train)
+"""
+"""A package is where its name says."""
+
+IN_FORKS = """
+import json, os, sys
+groups, alone, words = json.loads(sys.argv[1])
+
+def forked(programs, heavy):
     if (child := os.fork()) == 0:
-        work()
+        for program in programs:
+            exec(program, dict(words))
+            loaded = set(heavy) & set(sys.modules)
+            assert not loaded, (program, loaded)
         os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, name
+    assert os.waitpid(child, 0)[1] == 0, programs
 
-def load(name):
-    importlib.import_module(name)
-    loaded = set(not_loaded[name]) & set(sys.modules)
-    assert not loaded, (name, loaded)
-
-def run(program):
-    exec(program, {"folder": folder})
-    loaded = set(programs[program]) & set(sys.modules)
-    assert not loaded, (program, loaded)
-
-def places():
-    import firecaffe.training.loop
-    for name in packages:
-        module = importlib.import_module(name)
-        assert operator.attrgetter(name.removeprefix("firecaffe."))(firecaffe) is module, name
-    assert firecaffe.training.loop.Training and callable(firecaffe.train)
-
-for name, heavy in not_loaded.items():
+for heavy, programs in groups:
     if "torch" in heavy:
-        alone(name, lambda: load(name))
-for program, heavy in programs.items():
-    if "torch" in heavy:
-        alone(program, lambda: run(program))
+        forked(programs, heavy)
+import torch
+for program in alone:
+    forked([program], [])
 import torch.distributed.elastic.agent.server.api
-for name, heavy in not_loaded.items():
+for heavy, programs in groups:
     if "torch" not in heavy:
-        alone(name, lambda: load(name))
-for program, heavy in programs.items():
-    if "torch" not in heavy:
-        alone(program, lambda: run(program))
-alone("packages", places)
+        forked(programs, heavy)
 """
 
 
@@ -185,14 +207,27 @@ def imports_within(command: str) -> str:
 
 
 def test_imports_follow_use(tmp_path: Path) -> None:
-    """And a package is where its name says. One Python, for torch is loaded once; a fork each."""
+    """One Python, for torch is loaded once; a fork for all that leave the same modules out."""
     programs = {
+        **{f"import {name}": heavy for name, heavy in NOT_LOADED.items()},
         **{imports_within(name): heavy for name, heavy in NOT_LOADED_TO_RUN.items()},
-        RUN: (COMPILER, TESTS, METRICS, CODER),
-        PLAN: (TRAINS, *RANKS, COMPILER, TESTS, METRICS, CODER),
+        RUN: (*HEAVY, CODER),
+        PLAN: (TRAINS, *RANKS, *HEAVY, CODER),
     }
-    asked = json.dumps([NOT_LOADED, programs, PACKAGES, str(tmp_path)])
-    subprocess.run([sys.executable, "-c", EACH_ALONE, asked], check=True)
+    groups = defaultdict[tuple[str, ...], list[str]](list)
+    for program, heavy in programs.items():
+        groups[heavy].append(program)
+    words = {"packages": PACKAGES, "folder": str(tmp_path)}
+    asked = json.dumps([[*groups.items()], [SHAPES, ASKED_FOR_MORE, PLACES], words])
+    subprocess.run([sys.executable, "-c", IN_FORKS, asked], check=True)
+
+
+def test_a_compiler_that_is_loaded_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = ModuleType(NAME)
+    monkeypatch.setitem(sys.modules, NAME, loaded)
+    with without_compiler():
+        assert sys.modules[NAME] is loaded
+    assert sys.modules[NAME] is loaded
 
 
 @pytest.mark.parametrize("name", ["attach", "comm_hook", "local", "split"])

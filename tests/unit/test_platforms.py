@@ -10,28 +10,20 @@ import pytest
 from firecaffe.data.shard_files import _Opened
 from firecaffe.platforms import why_not
 
-WINDOWS = "import sys; sys.platform = 'win32'; "
 
-
-def on_windows(code: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", WINDOWS + code]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_only_windows_is_refused() -> None:
+def test_windows_alone_is_refused_in_one_line() -> None:
     assert "WSL" in why_not("win32")
     assert why_not("linux") == why_not("darwin") == ""
-
-
-def test_a_command_on_windows_ends_in_one_line() -> None:
-    done = on_windows("import runpy; runpy.run_module('firecaffe', run_name='__main__')")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"firecaffe: {why_not('win32')}\n"
-
-
-def test_a_script_on_windows_is_told_the_same() -> None:
-    done = on_windows("from firecaffe import train")
-    assert done.stderr.splitlines()[-1] == f"ImportError: {why_not('win32')}"
+    codes = (
+        "import runpy; runpy.run_module('firecaffe', run_name='__main__')",
+        "from firecaffe import train",
+    )
+    for code, start in zip(codes, ("firecaffe", "ImportError"), strict=True):
+        command = [sys.executable, "-c", f"import sys; sys.platform = 'win32'; {code}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == (2 if start == "firecaffe" else 1)
+        assert done.stderr.splitlines()[-1] == f"{start}: {why_not('win32')}"
+        assert (len(done.stderr.splitlines()), done.stdout) == (1, "") or start == "ImportError"
 
 
 def test_packed_data_are_read_where_the_system_takes_no_advice(
