@@ -193,9 +193,8 @@ def test_all_that_was_given_in_python_is_asked_for_in_one_line(
         train=firecaffe.TrainConfig(8, 4, steps=1, device="cpu"),
         run=firecaffe.RunConfig(str(tmp_path / "run"), tensorboard=False),
     )
-    sets = {"train_set": small_data(16), "test_set": small_data(8, 1)}
     loss = torch.nn.functional.cross_entropy
-    run = firecaffe.train(recipe, Everything, **sets, loss=loss).folder
+    run = firecaffe.train(recipe, Everything, small_data(16), small_data(8, 1), loss=loss).folder
     source = tmp_path / "named.py"
     source.write_text(OWN)
     model, data, task = names = {

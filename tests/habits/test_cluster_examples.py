@@ -106,7 +106,7 @@ def run_job(folder: Path, exit_code: int, restart: str | None = None) -> tuple[i
     words = {"PATH": path, "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "firecaffe"}
     if restart:
         words["SLURM_RESTART_COUNT"] = restart
-    command = ["bash", FOLDER / "slurm.sbatch", "RECIPE.toml"]
+    command = ["bash", str(FOLDER / "slurm.sbatch"), "RECIPE.toml"]
     done = subprocess.run(command, cwd=folder, env=words)
     return done.returncode, said.read_text().splitlines()
 

@@ -254,7 +254,11 @@ COMMANDS = {
 LINES = [
     *ALONE,
     *WRITTEN,
-    *((f"{start} {words}", *row) for start, rows in COMMANDS.items() for words, *row in rows),
+    *(
+        (f"{start} {line}", code, said)
+        for start, rows in COMMANDS.items()
+        for line, code, said in rows
+    ),
 ]
 
 
