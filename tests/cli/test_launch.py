@@ -15,7 +15,7 @@ import pytest
 from firecaffe.cluster.secret import SECRET
 from firecaffe.faults import KINDS
 from tests.loopback import has_ipv6
-from tests.typed import TIMEOUT_S, Typed, firecaffe, python, torchrun
+from tests.typed import TIMEOUT_S, Typed, firecaffe, torchrun
 
 RECIPE = """
 [model]
@@ -231,16 +231,6 @@ def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(
     assert result_of(resumed)["state_sha256"] == result_of(whole)["state_sha256"]
     first = json.loads((resumed / "metrics.jsonl").read_text().splitlines()[0])
     assert first["step"] > 4  # it did go on from a checkpoint
-
-
-def test_example_of_an_own_model(tmp_path: Path) -> None:
-    example = Path(__file__).parents[2] / "examples" / "own_model.py"
-    lines = []
-    for done in (python(example, cwd=tmp_path), torchrun(2, example, cwd=tmp_path)):
-        assert done.returncode == 0, done.stderr
-        lines.append(done.stdout.splitlines()[-1])
-    assert lines[0] == lines[1]
-    assert lines[0].startswith("top-1 9") or lines[0].startswith("top-1 100")
 
 
 def test_a_reader_that_leaves_ends_nothing(recipe: Path, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_exchanges_and_compressors_of_a_plan_may_be_named() -> None:
 
 
 def test_compare_and_several_clusters() -> None:
-    clusters = ["--cluster", "ethernet-1g,infiniband-ndr", "--workers", "8"]
+    clusters = ["--cluster", "ethernet-1g,infiniband-ndr", "--workers", "8", "--exchanges", "ring"]
     found = planned("--compare", str(RECIPE), str(RECIPE), *clusters)
     assert [each["cluster"] for each in found] == ["ethernet-1g", "infiniband-ndr"]
     found = planned("--model", "googlenet", "--compressors", "all", *clusters)
@@ -222,7 +222,9 @@ def test_a_way_is_planned_where_by_data_nothing_fits() -> None:
 
 
 def test_a_buyer_is_told_the_slowest_link_that_none_surely_beats() -> None:
-    (found,) = planned(*ALEXNET, "--device", "a100", "--workers", "1,8", *BATCH_OF_32)
+    (found,) = planned(
+        *ALEXNET, "--device", "a100", "--workers", "1,8", "--exchanges", "ring", *BATCH_OF_32
+    )
     rates = [
         max(row["images_per_s"] for row in of["rows"] if row["workers"] == 8)
         for of in found["plans"]
@@ -231,13 +233,16 @@ def test_a_buyer_is_told_the_slowest_link_that_none_surely_beats() -> None:
     assert found["plans"][0]["cluster"] == "1 Gbit/s"
     assert found["link"] == "100 Gbit/s Ethernet"  # 244 MB of gradients and little computing
     assert found["sentences"][0].startswith("Buy the 100 Gbit/s Ethernet: on 8 workers")
-    code, out, _ = plan(*ALEXNET, "--device", "a100", "--links", "10", *BATCH_OF_32)
+    code, out, _ = plan(
+        *ALEXNET, "--device", "a100", "--links", "10", "--exchanges", "ring", *BATCH_OF_32
+    )
     assert (code, "Buy" in out) == (0, False)
 
 
 def test_a_buyer_is_told_of_known_rates() -> None:
     """TensorFlow's page of 2017 has 91.8 images/s of one P100, outside the band of the forecast."""
     words = ["--model", "resnet152", "--micro-batch-size", "16", "--workers", "1"]
+    words += ["--exchanges", "ring"]
     (found,) = planned(*words, "--device", "p100", "--links", "10")
     (line,) = (line for line in found["assumptions"] if "tensorflow-2017" in line)
     assert line.startswith("tensorflow-2017 has 91.8 images/s of resnet152 on one NVIDIA P100")

@@ -118,7 +118,7 @@ def evaluate_in_rank(run: str) -> dict[str, float]:
     from firecaffe.training.evaluate_run import evaluate_run
 
     with join("cpu") as world:
-        return evaluate_run(Path(run), recipe_of(Path(run)), world).evaluation.row
+        return evaluate_run(Path(run), recipe_of(Path(run), trust_code=True), world).evaluation.row
 
 
 def test_other_data_have_the_classes_of_the_run_by_name(
@@ -164,7 +164,7 @@ def test_a_test_part_alone_is_evaluated(
 def test_classes_that_the_run_does_not_know_are_refused(
     run: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    (tmp_path / "own.py").write_text(
+    (tmp_path / "three.py").write_text(
         "import torch\n"
         "def three():\n"
         "    part = torch.zeros(3, 3, 18, 18, dtype=torch.uint8), torch.arange(3)\n"
@@ -172,7 +172,7 @@ def test_classes_that_the_run_does_not_know_are_refused(
     )
     green = draw(tmp_path, blue="blue", green="red")
     assert "'green'" in refused(capsys, 3, "evaluate", run, TRUST, "--data.path", green)
-    three = f"{tmp_path}/own.py:three"
+    three = f"{tmp_path}/three.py:three"
     assert "3 classes" in refused(capsys, 3, "evaluate", run, TRUST, "--data.name", three)
 
 

@@ -51,6 +51,8 @@ WRITTEN = [
 PLAN = [
     ("--model googlenet --cluster atlantis", 2, "no cluster 'atlantis'"),
     ("--model nonet", 2, "no network is called 'nonet'"),
+    ("--model lenet --workers 0", 2, "--workers is 0"),
+    ("--model lenet --micro-batch-size 0", 2, "at least 1"),
     ("--model lenet --workers many", 2, "--workers is 'many'"),
     ("nin_small --workers 64", 2, "only 8 micro-batches"),
     ("--compare a.toml b.toml --global-batch-size 8", 2, "train.global_batch_size"),
@@ -106,6 +108,8 @@ BENCH = [
     ("exchange --device tpu", 2, "--device is 'tpu'"),
     ("exchange --nproc-per-node 1", 2, "--nproc-per-node is 1"),
     ("exchange --nproc-per-node 1025", 2, "1025; it must be at most 1024"),
+    ("exchange -n 0", 2, "-n is 0"),
+    ("exchange --nproc-per-node 0", 2, "--nproc-per-node is 0"),
     ("exchange --compact", 2, "--compact"),
     ("exchange --master-port 99999999", 6, "--master-port"),
     ("data nowhere", 3, "nowhere: there is no such file or folder"),
@@ -124,6 +128,8 @@ SCHEDULE = [
     ("tree 4 --ranks-per-node 2", 2, "--ranks-per-node is 2"),
     ("ring 4 --ranks-per-node 2 --shared-memory", 2, "--shared-memory: ring"),
     ("ring 4 --kind broadcast --ranks-per-node 2 --shared-memory", 2, "broadcast"),
+    ("hierarchical(tree,tree) 4 --ranks-per-node 0", 2, "--ranks-per-node is 0"),
+    ("tree 4 --elements -1", 2, "--elements is -1"),
     ("fold 4 --shared-memory", 2, "fold"),
     ("tree 4 --draw --json", 2, "--draw"),
     ("tree 1025", 2, "WORKERS is 1025; it must be 1 to 1024"),
@@ -136,6 +142,7 @@ EVALUATE = [
     ("", 2, "one run"),
     ("nowhere", 8, "nowhere"),
     ("run --solver.base_lr 1", 2, "solver.base_lr"),
+    ("run --nproc-per-node 0", 2, "--nproc-per-node is 0"),
     ("run --best", 4, "checkpoint.best"),
     ("run --data.name folder --data.path /nowhere", 3, "/nowhere"),
     ("net.fcz --best", 2, "best is asked of a run's folder"),
@@ -145,6 +152,7 @@ EVALUATE = [
 
 PREDICT = [
     ("run nowhere.png", 3, "nowhere.png"),
+    ("run --top 0", 2, "--top is 0"),
     ("run --out masks", 2, "--out"),
     ("run --csv /nowhere/table.csv", 8, "/nowhere"),
 ]
@@ -182,6 +190,7 @@ VERIFY = [
     ("r.toml --synchrony.mode local --synchrony.local_steps 1 --synchrony.replicas 2"
      " --nproc-per-node 1,3", 2, "replicas is 2 on 3 workers"),
     ("run --nproc-per-node 1,2", 2, "--nproc-per-node: verify RUN trains on one worker"),
+    ("run --steps 0", 2, "--steps is 0; it must be at least 1"),
     ("run --train.seed 3", 2, "--train.seed has no effect on verify"),
     ("half/..", 8, "no recipe.toml; this is no run folder"),
 ]  # fmt: skip
@@ -207,6 +216,8 @@ TUNE = [
     ("--global-batch-size 64 --against nowhere", 8, "there is no run"),
     ("--global-batch-size 64 --synchrony.mode stale --synchrony.clock simulated", 2,
      "synchrony.mode is stale, whose updates are not"),
+    ("--global-batch-size 64 --seeds 0", 2, "--seeds is 0"),
+    ("--global-batch-size 64 --budget 0", 2, "--budget is 0; it must be more than"),
     ("--global-batch-size 64 --solver.base_lr 0", 2, "solver.base_lr is 0"),
     ("--global-batch-size 64 --write no/x.toml", 8, "there is no folder no"),
     ("--global-batch-size 64 --nproc-per-node 2", 2, "2 ranks but only 1"),
@@ -231,6 +242,7 @@ COMPRESS = [
     ("run --out result.fcz", 8, "--out result.fcz with the record result.json: exists already"),
     ("run --out result.fcz --overwrite", 8, "with the record result.json: exists already"),
     ("run --plot x.gif", 2, "--plot is x.gif; it must end in .png or .html"),
+    ("run --nproc-per-node 0", 2, "--nproc-per-node is 0; it must be at least 1"),
     ("run --nproc-per-node 5", 2, "5 ranks but only 4 micro-batches"),
     ("run --solver.base_lr 1", 2, "has no effect on compress: the run is trained already"),
     ("run --best", 2, "checkpoint.best = true and train.eval_every"),
