@@ -22,7 +22,8 @@ from firecaffe.training.coded import describe, described, tensors_of
 from firecaffe.training.export_file import FORMATS
 from firecaffe.training.load import load_run
 from firecaffe.training.run_facts import NOTHING
-from tests.cli.test_use_a_run import NETWORK, Capture, evaluated, refused, shown
+from tests.cli.commands import Capture, evaluated, refused, shown
+from tests.cli.test_use_a_run import NETWORK
 from tests.ranks.networks import Everything
 
 GENERATED = firecaffe.DataConfig("generated")

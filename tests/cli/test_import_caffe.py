@@ -14,6 +14,7 @@ from firecaffe.caffe import caffemodel
 from firecaffe.cli import main
 from firecaffe.recipe.recorded_recipe import recipe_of
 from tests import typed
+from tests.cli.commands import Capture, refused, shown
 from tests.kit.training import record_of
 from tools.caffe_goldens.data_cases import raw, write_lmdb
 
@@ -94,8 +95,6 @@ layer { name: "other" type: "InnerProduct" bottom: "conv" top: "other"
   inner_product_param { num_output: 3 } }
 """
 
-Capture = pytest.CaptureFixture[str]
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -118,21 +117,6 @@ def solver(home: Path) -> Path:
 def imported(home: Path, solver: Path) -> Path:
     assert main(["import", str(solver), "--out", str(home / "small")]) == 0
     return home / "small"
-
-
-def shown(capsys: Capture, *words: object) -> str:
-    capsys.readouterr()
-    code = main([str(word) for word in words])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    return out
-
-
-def refused(capsys: Capture, code: int, *words: object) -> str:
-    capsys.readouterr()
-    assert main([str(word) for word in words]) == code
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def train(recipe: Path, folder: Path, *words: object) -> Path:

@@ -11,9 +11,8 @@ from firecaffe import DataConfig, ModelConfig, Recipe, RunConfig, SynchronyConfi
 from firecaffe.api.verify import line
 from firecaffe.cli import main
 from firecaffe.training.verification import Verified
+from tests.cli.commands import Capture, refused
 from tests.cli.stale_run import train_stale
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +24,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(trained: Path, tmp_path: Path) -> Path:
     """A copy, which a test may change."""
     return shutil.copytree(trained, tmp_path / "run")
-
-
-def refused(capsys: Capture, code: int, *words: object) -> str:
-    capsys.readouterr()
-    assert main([str(word) for word in words]) == code
-    (error,) = capsys.readouterr().err.splitlines()
-    return error
 
 
 def test_a_replay_is_the_same(run: Path, tmp_path: Path, capsys: Capture) -> None:

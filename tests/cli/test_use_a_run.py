@@ -6,7 +6,6 @@ import shutil
 import sys
 from math import log
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 import firecaffe
 from firecaffe.cli import main
 from firecaffe.errors import DataError
+from tests.cli.commands import Capture, evaluated, refused, shown
 from tests.kit.training import record_of
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
@@ -32,8 +32,6 @@ def network(num_classes, in_channels):
     )
 """
 TRUST = "--trust-code"
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
@@ -63,24 +61,6 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         run=firecaffe.RunConfig(str(folder / "run"), tensorboard=False),
     )
     return firecaffe.train(recipe).folder
-
-
-def shown(capsys: Capture, *argv: object) -> str:
-    capsys.readouterr()
-    assert main([str(word) for word in argv]) == 0
-    return capsys.readouterr().out
-
-
-def evaluated(capsys: Capture, *argv: object) -> dict[str, Any]:
-    row: dict[str, Any] = json.loads(shown(capsys, "evaluate", *argv, "--json"))
-    return row
-
-
-def refused(capsys: Capture, code: int, *argv: object) -> str:
-    capsys.readouterr()
-    assert main([str(word) for word in argv]) == code
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def rows_of(table: str) -> list[dict[str, str]]:
