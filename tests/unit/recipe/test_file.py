@@ -16,12 +16,13 @@ from firecaffe.cli.train import make_parser
 from firecaffe.cli.typed_recipe import parse_recipe, read_recipe
 from firecaffe.recipe.identity import flatten, to_toml
 from firecaffe.recipe.recorded_recipe import recipe_from
-from tests.kit.training import recipe_with
+from tests.kit.models_pages import ROOT
+from tests.kit.models_refused import refused
+from tests.kit.training import recipe_in
 from tests.kit.training_fixtures import Capture
 from tests.ranks.networks import small_data
 from tests.unit.recipe.other import APART, OTHER
 
-ROOT = Path(__file__).parents[3]
 FILES = sorted([*ROOT.glob("recipes/*.toml"), *ROOT.glob("examples/**/*.toml")])
 SECTIONS = get_type_hints(Recipe)
 
@@ -49,26 +50,24 @@ def test_the_example_changes_every_word() -> None:
 
 @pytest.mark.parametrize("recipe", [Recipe(), OTHER], ids=["default", "other"])
 def test_a_recipe_is_its_file(path: Path, recipe: Recipe) -> None:
+    """Every word is written, and is read with its type."""
     read = parsed(path, to_toml(recipe))
     assert (read, flatten(read)) == (recipe, flatten(recipe))
     assert list(map(type, flatten(read).values())) == list(map(type, flatten(recipe).values()))
-    assert to_toml(read) == to_toml(recipe)
-
-
-def test_every_word_is_written() -> None:
-    written = tomllib.loads(to_toml(OTHER))
-    assert {f"{s}.{w}" for s, words in written.items() for w in words} == set(flatten(OTHER))
+    written = tomllib.loads(to_toml(recipe))
+    assert {f"{s}.{w}" for s, words in written.items() for w in words} == set(flatten(recipe))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
-def test_a_file_is_read_as_the_command_line_reads_it(file: Path, path: Path) -> None:
-    recipe = Recipe.read(file)
-    assert recipe == read_recipe(file)
-    recipe.write(path)
-    assert Recipe.read(str(path)) == recipe
+def test_a_file_is_read_as_the_command_line_reads_it(file: Path) -> None:
+    assert Recipe.read(file) == read_recipe(file)
+
+
+def test_a_file_is_written_over_only_if_that_is_asked(path: Path) -> None:
+    OTHER.write(path)
     with pytest.raises(RecipeError, match="overwrite"):
         Recipe().write(path)
-    assert Recipe.read(path) == recipe
+    assert Recipe.read(str(path)) == OTHER
     Recipe().write(path, overwrite=True)
     assert Recipe.read(path) == Recipe()
 
@@ -81,8 +80,7 @@ def test_a_word_of_the_command_line_wins(path: Path) -> None:
 
 def test_one_word_is_replaced() -> None:
     recipe = Recipe(solver=SolverConfig(base_lr=0.5, momentum=0.8))
-    changed = recipe.replace("solver.base_lr", 0.1)
-    assert changed.solver == SolverConfig(base_lr=0.1, momentum=0.8)
+    assert recipe.replace("solver.base_lr", 0.1).solver == SolverConfig(base_lr=0.1, momentum=0.8)
     assert recipe.solver.base_lr == 0.5
     for word in ("solver", "solver.rate", "solvers.base_lr", "replace.x"):
         with pytest.raises(RecipeError, match=word):
@@ -98,9 +96,8 @@ def test_one_word_is_replaced() -> None:
 )
 def test_a_mistake_in_a_file_is_one_line(text: str, named: str, path: Path) -> None:
     path.write_text(text)
-    with pytest.raises(RecipeError, match=rf"mine\.toml.*{re.escape(named)}") as caught:
+    with refused(RecipeError, ["mine.toml", named]):
         Recipe.read(path)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -117,9 +114,8 @@ def test_a_mistake_in_a_file_is_one_line(text: str, named: str, path: Path) -> N
     ],
 )
 def test_a_typed_mistake_is_one_line(text: str, options: list[str], named: str, path: Path) -> None:
-    with pytest.raises(RecipeError, match=re.escape(named)) as caught:
+    with refused(RecipeError, [named]):
         parsed(path, f"[train]\n{text}\n", *options)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("word", "other"), [("steps", "epochs"), ("epochs", "steps")])
@@ -138,9 +134,8 @@ def test_a_typed_length_takes_the_place_of_the_file_s(
 
 
 def test_a_file_is_trained(path: Path) -> None:
-    words = {"global_batch_size": 8, "micro_batch_size": 4, "steps": 1, "device": "cpu"}
-    recipe = recipe_with({f"train.{word}": value for word, value in words.items()})
-    recipe_with({"run.folder": str(path.with_name("run"))}, recipe).write(path)
+    words = "train.global_batch_size=8 train.micro_batch_size=4 train.steps=1"
+    recipe_in(path.with_name("run"), words).write(path)
     sets: Any = small_data(16), small_data(30, 1)
     result = firecaffe.train(path, lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 4)), *sets)
     assert result.steps == 1

@@ -1,7 +1,5 @@
 """What a recipe cannot be: a word alone, and words whose numbers do not fit each other."""
 
-import re
-
 import pytest
 
 from firecaffe.errors import RecipeError
@@ -10,6 +8,7 @@ from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.fits import FITS
 from firecaffe.recipe.terms import DEFAULTS
 from firecaffe.recipe.worker_numbers import WORKERS_FIT
+from tests.kit.models_refused import refused
 from tests.kit.training import recipe_with
 from tests.unit.recipe.other import OTHER
 
@@ -34,10 +33,8 @@ prune.threshold={'a':0.0} share.bits={'a':0} share.bits={'a':17}
 
 @pytest.mark.parametrize("text", ALONE.split())
 def test_a_word_that_cannot_be_is_named(text: str) -> None:
-    word, _, _ = text.partition("=")
-    with pytest.raises(RecipeError, match=re.escape(word)) as caught:
+    with refused(RecipeError, [text.partition("=")[0]]):
         check_recipe(recipe_with(text))
-    assert "\n" not in str(caught.value)
 
 
 BATCH = "train.global_batch_size=32 train.micro_batch_size=4"
@@ -82,9 +79,8 @@ SPLIT = "parallel.split={'classifier.*':'neurons'}"
     ],
 )
 def test_words_that_cannot_be_together(words: str, also: str, named: str) -> None:
-    with pytest.raises(RecipeError, match=re.escape(named)) as caught:
+    with refused(RecipeError, [named]):
         check_recipe(recipe_with(f"{words} {also}"))
-    assert "\n" not in str(caught.value)
 
 
 def test_each_row_names_words_that_there_are() -> None:
@@ -116,11 +112,10 @@ CAN = [
 @pytest.mark.parametrize("words", CAN)
 def test_accepted(words: str) -> None:
     check_recipe(recipe_with(words))
+
+
+def test_exchanges_that_leave_the_tree() -> None:
     check_recipe(OTHER)
-
-
-@pytest.mark.parametrize("algorithm", ["ring", "native", "double_tree", "hierarchical(tree,ring)"])
-def test_exchanges_that_leave_the_tree(algorithm: str) -> None:
-    recipe = recipe_with(f"{MEASURED}{algorithm}")
-    with pytest.raises(RecipeError, match=re.escape(f"exchange.algorithm = {algorithm}: ")):
-        check_recipe(recipe)
+    for algorithm in ("ring", "native", "double_tree", "hierarchical(tree,ring)"):
+        with refused(RecipeError, [f"exchange.algorithm = {algorithm}: "]):
+            check_recipe(recipe_with(f"{MEASURED}{algorithm}"))

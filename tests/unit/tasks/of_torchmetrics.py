@@ -56,14 +56,14 @@ class Averaged(Pixels):
         self.add_state("mean", torch.tensor(0.0), dist_reduce_fx="mean")
 
 
-REFUSED: dict[str, Any] = {
-    "a mean": Averaged(),
-    "a state that no sum makes": of_numbers.PearsonCorrCoef(),
-    "a class": MulticlassF1Score,
-    "a collection": torchmetrics.MetricCollection([MulticlassF1Score(4)]),
-    "a number": 3,
-}
-"""What is no metric of a task."""
+REFUSED: list[tuple[Any, list[str]]] = [
+    (Averaged(), ["Averaged", "mean"]),
+    (of_numbers.PearsonCorrCoef(), ["PearsonCorrCoef", "none"]),  # a state that no sum makes
+    (MulticlassF1Score, ["'mine'", "torchmetrics.Metric"]),
+    (torchmetrics.MetricCollection([MulticlassF1Score(4)]), ["'mine'", "MulticlassF1Score"]),
+    (3, ["'mine'", "3"]),
+]
+"""What is no metric of a task, and the words of its line."""
 
 
 def f1(average: Any = "macro") -> torchmetrics.Metric:

@@ -72,14 +72,9 @@ def value(task: Task, name: str, outputs: Any, targets: Any) -> float:
     return metric.value(metric.of_batch(outputs, targets), len(LABELS))
 
 
-def test_its_loss_is_that_of_its_layers(task: Any) -> None:
-    made = task(NET + LOSS)
-    assert made.loss(LOGITS, LABELS) == pytest.approx(float(F.cross_entropy(LOGITS, LABELS)))
-    assert made.loss(LOGITS, LABELS.float()) == made.loss(LOGITS, LABELS)
-
-
 def test_its_metrics_are_the_accuracies_of_test(task: Any) -> None:
     made = task(NET + LOSS + ACCURACY)
+    assert made.loss(LOGITS, LABELS.float()) == made.loss(LOGITS, LABELS)
     assert list(made.metrics) == ["top_1", "_3_of_all"]
     assert made.measure.name == "top_1"
     assert made.measure.is_share
@@ -128,11 +123,6 @@ def test_losses_add_up_with_their_weights_in_training_alone(task: Any) -> None:
     assert made.loss(heads({"fc": LOGITS}, "TEST"), LABELS) == pytest.approx(float(main))
 
 
-def test_a_loss_of_training_alone_measures_evaluations_too(task: Any) -> None:
-    made = task(NET + FOR_TRAINING + ACCURACY)
-    assert made.loss(heads({"fc": LOGITS}, "TEST"), LABELS) == made.loss(LOGITS, LABELS)
-
-
 FOR_TRAINING = LOSS.replace("top:", "include { phase: TRAIN } top:")
 PROB = 'layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }\n'
 ON_PROB = """
@@ -179,24 +169,19 @@ def test_it_judges_what_the_network_of_the_recipe_gives(net: Any, text: str) -> 
         assert share == pytest.approx(float(found.get(top, hits.float().mean())))
 
 
-@pytest.mark.parametrize("phase", ["TRAIN", "TEST"])
 @torch.no_grad()
-def test_a_phase_without_samples_is_the_other_one(net: Any, phase: str) -> None:
-    path = net(NET.replace("type:", f"include {{ phase: {phase} }} type:", 1) + LOSS)
-    made = task_of(TaskConfig(f"caffe:{path}"), None)
-    network, images = TrainedNet(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
-    outputs = [network.train(mode)(images) for mode in (True, False)]
-    assert torch.equal(*outputs)
-    expected = F.cross_entropy(outputs[0], LABELS[:4])
-    torch.testing.assert_close(made.loss(outputs[0], LABELS[:4]), expected)
-
-
-@torch.no_grad()
-def test_a_network_without_a_loss_gives_what_comes_out_of_each_phase(net: Any) -> None:
-    path = net(NET + PROB.replace("top:", "include { phase: TEST } top:"))
-    network, images = TrainedNet(path), torch.randn(4, 3, 8, 8, generator=GENERATOR)
+def test_a_phase_without_samples_is_the_other_one(net: Any) -> None:
+    images = torch.randn(4, 3, 8, 8, generator=GENERATOR)
+    for phase in ("TRAIN", "TEST"):
+        path = net(NET.replace("type:", f"include {{ phase: {phase} }} type:", 1) + LOSS)
+        network = TrainedNet(path)
+        first, second = (network.train(mode)(images) for mode in (True, False))
+        assert torch.equal(first, second)
+        loss = task_of(TaskConfig(f"caffe:{path}"), None).loss(first, LABELS[:4])
+        torch.testing.assert_close(loss, F.cross_entropy(first, LABELS[:4]))
+    network = TrainedNet(net(NET + PROB.replace("top:", "include { phase: TEST } top:")))
     scores, shares = (network.train(mode)(images) for mode in (True, False))
-    assert torch.equal(scores.softmax(1), shares)
+    assert torch.equal(scores.softmax(1), shares)  # what comes out of each phase
 
 
 def test_layers_that_take_the_targets_apart_are_run(task: Any) -> None:
@@ -227,37 +212,21 @@ def test_several_targets_go_by_their_order_or_their_names(task: Any) -> None:
         made.loss(LOGITS, LABELS)
 
 
-def test_no_gradient_goes_where_propagate_down_is_false(task: Any) -> None:
-    text = f"""{NET}{LOSS}
-    layer {{ name: "e" type: "EuclideanLoss" bottom: "fc" bottom: "data" top: "e"
-            propagate_down: false propagate_down: true }}"""
-    fc, data = LOGITS.clone().requires_grad_(), AUX_LOGITS.clone().requires_grad_()
-    loss = task(text).loss(heads({"fc": fc, "data": data}), LABELS)
-    found = torch.autograd.grad(loss, (fc, data))
-    of_entropy = torch.autograd.grad(F.cross_entropy(fc, LABELS), fc)
-    assert torch.allclose(found[0], of_entropy[0])
-    assert torch.allclose(found[1], (AUX_LOGITS - LOGITS) / 12)
-
-
 def test_an_image_may_be_its_own_target(task: Any) -> None:
-    text = f"""{NET}
-    layer {{ name: "e" type: "EuclideanLoss" bottom: "fc" bottom: "data" top: "e" }}"""
-    made = task(text)
-    found = made.loss(heads({"fc": LOGITS, "data": AUX_LOGITS}), LABELS)
-    assert found == pytest.approx(float((LOGITS - AUX_LOGITS).square().sum(1).mean() / 2))
-    assert not made.metrics
-    assert made.measure.name == "loss"
-
-
-@pytest.mark.parametrize("size", [1, 4])
-def test_the_mean_of_micro_batches_is_that_of_the_batch(task: Any, size: int) -> None:
-    loss = task(NET + AUX + LOSS).loss
-    blobs = {"aux": AUX_LOGITS, "fc": LOGITS}
-    parts = [
-        loss(heads({n: b[at : at + size] for n, b in blobs.items()}), LABELS[at : at + size])
-        for at in range(0, 12, size)
-    ]
-    assert torch.stack(parts).mean() == pytest.approx(float(loss(heads(blobs), LABELS)), rel=1e-6)
+    layer = 'layer { name: "e" type: "EuclideanLoss" bottom: "fc" bottom: "data" top: "e" '
+    alone = task(f"{NET}{layer}}}")
+    loss = alone.loss(heads({"fc": LOGITS, "data": AUX_LOGITS}), LABELS)
+    assert loss == pytest.approx(float((LOGITS - AUX_LOGITS).square().sum(1).mean() / 2))
+    assert not alone.metrics
+    assert alone.measure.name == "loss"
+    # No gradient goes where propagate_down is false.
+    fc, data = LOGITS.clone().requires_grad_(), AUX_LOGITS.clone().requires_grad_()
+    both = task(f"{NET}{LOSS}{layer} propagate_down: false propagate_down: true }}")
+    loss = both.loss(heads({"fc": fc, "data": data}), LABELS)
+    of_fc, of_data = torch.autograd.grad(loss, (fc, data))
+    [of_entropy] = torch.autograd.grad(F.cross_entropy(fc, LABELS), fc)
+    assert torch.allclose(of_fc, of_entropy)
+    assert torch.allclose(of_data, (AUX_LOGITS - LOGITS) / 12)
 
 
 def test_what_is_counted_in_training_is_its_first_metric(task: Any) -> None:
@@ -265,12 +234,8 @@ def test_what_is_counted_in_training_is_its_first_metric(task: Any) -> None:
     assert made.counted == ("top_1",)
     assert made.counts.count(LOGITS, LABELS).tolist() == [(LOGITS.argmax(1) == LABELS).sum()]
     assert made.classes(LABELS.float()) == LABELS.tolist()
-
-
-def test_nothing_is_counted_of_what_is_no_class_of_a_sample(task: Any) -> None:
-    made = task(NET.replace('"Data"', '"HDF5Data"') + LOSS)
-    assert made.counts is None
-    assert made.classes is None
+    of_numbers = task(NET.replace('"Data"', '"HDF5Data"') + LOSS)
+    assert of_numbers.counts is of_numbers.classes is None
     top_3 = NET + LOSS + ACCURACY[ACCURACY.index('layer { name: "top-3"') :]
     assert task(top_3).counts is None
 
@@ -283,20 +248,12 @@ def test_metrics_may_be_chosen(task: Any) -> None:
         task(NET + LOSS + ACCURACY, metrics=["top1"])
 
 
-@pytest.mark.parametrize(
-    ("type", "meaning"),
-    [
-        ("SoftmaxWithLoss", "classification"),
-        ("SigmoidCrossEntropyLoss", "multilabel"),
-        ("EuclideanLoss", ""),
-    ],
-)
-def test_what_the_outputs_mean_goes_by_the_loss(net: Any, type: str, meaning: str) -> None:
-    path = net(NET + LOSS.replace("SoftmaxWithLoss", type))
-    assert meaning_of(f"caffe:{path}") == meaning
-
-
-def test_labels_from_a_layer_of_images_are_those_of_a_segmentation(net: Any) -> None:
+def test_what_the_outputs_mean_goes_by_the_loss_and_the_labels(net: Any) -> None:
+    meanings = {"SoftmaxWithLoss": "classification", "SigmoidCrossEntropyLoss": "multilabel"}
+    for kind, meaning in (meanings | {"EuclideanLoss": ""}).items():
+        path = net(NET + LOSS.replace("SoftmaxWithLoss", kind))
+        assert meaning_of(f"caffe:{path}") == meaning
+    # Labels from a layer of images.
     apart = NET.replace('top: "label"', "") + DATA.replace('"data" top: ', "")
     assert meaning_of(f"caffe:{net(apart + LOSS)}") == "segmentation"
 
@@ -311,24 +268,18 @@ def test_outputs_that_lack_a_blob_are_wrong(task: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "line"),
     [
         (NET, "net.prototxt: no loss layer in TRAIN"),
         (NET + "layer {", "the end of the file"),
-        (
-            NET + AUX,
-            "no loss layer in TEST, and those of TRAIN take what TEST has not: aux; expected",
-        ),
+        (NET + AUX, "no loss layer in TEST, and those of TRAIN take what TEST has not: aux; exp"),
     ],
 )
-def test_a_net_without_a_loss_is_refused(task: Any, text: str, said: str) -> None:
-    with pytest.raises(RecipeError, match=said):
+def test_a_net_without_a_loss_is_refused(task: Any, text: str, line: str) -> None:
+    with pytest.raises(RecipeError, match=line):
         task(text)
-
-
-def test_a_net_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"task.name is .* there is no file"):
-        task_of(TaskConfig(f"caffe:{tmp_path}/other.prototxt"), None)
+        task_of(TaskConfig("caffe:other.prototxt"), None)
 
 
 def test_a_label_without_an_output_is_said(task: Any) -> None:

@@ -27,17 +27,6 @@ def loss(name: str, outputs: Any, targets: Tensor, **words: Any) -> Tensor:
     return task_of(TaskConfig(name, **words), classes).loss(outputs, targets)
 
 
-def in_micro_batches(name: str, outputs: Tensor, targets: Tensor, **words: Any) -> float:
-    """The mean over micro-batches of four and of two samples, each by its share."""
-    return (
-        sum(
-            loss(name, outputs[start:stop], targets[start:stop], **words).item() * (stop - start)
-            for start, stop in ((0, 4), (4, 6))
-        )
-        / 6
-    )
-
-
 def test_without_words_it_has_the_bits_that_it_had() -> None:
     heads = HeadedLogits(LOGITS, LOGITS * 2, LOGITS - LOGITS.flip(1))
     for outputs in (LOGITS, heads):
@@ -68,22 +57,19 @@ def test_micro_batches_do_not_change_the_mean(
 ) -> None:
     """torch's means over weights or over pixels that count depend on who is in a micro-batch."""
     whole = loss(name, outputs, targets, **words).item()
-    assert in_micro_batches(name, outputs, targets, **words) == pytest.approx(whole, rel=1e-6)
-
-
-def test_segmentation_is_torchs_if_all_pixels_count() -> None:
-    found = loss("segmentation", PIXELS, MASKS)
-    torch.testing.assert_close(found, F.cross_entropy(PIXELS, MASKS))
+    four, two = (
+        loss(name, outputs[part], targets[part], **words).item() for part in (slice(4), slice(4, 6))
+    )
+    assert (4 * four + 2 * two) / 6 == pytest.approx(whole, rel=1e-6)
 
 
 def test_a_sample_without_pixels_that_count_adds_nothing() -> None:
-    masks = MASKS.clone()
-    masks[0] = 255
+    torch.testing.assert_close(loss("segmentation", PIXELS, MASKS), F.cross_entropy(PIXELS, MASKS))
+    masks = MASKS.index_fill(0, torch.tensor([0]), 255)
     words = {"args": {"ignore_index": 255}}
-    found = loss("segmentation", PIXELS, masks, **words)
+    whole = loss("segmentation", PIXELS, masks, **words)
     rest = loss("segmentation", PIXELS[1:], masks[1:], **words)
-    torch.testing.assert_close(found, rest * 5 / 6)
-    assert found.isfinite()
+    torch.testing.assert_close(whole, rest * 5 / 6)
 
 
 def test_regression_of_one_column_is_no_table() -> None:
@@ -95,17 +81,14 @@ def test_regression_of_one_column_is_no_table() -> None:
         loss("regression", LOGITS, row)
 
 
-@pytest.mark.parametrize(("word", "own"), [("mse", F.mse_loss), ("l1", F.l1_loss)])
-def test_regressions_losses(word: str, own: Any) -> None:
-    found = loss("regression", LOGITS, LOGITS.flip(0), args={"loss": word})
-    assert torch.equal(found, own(LOGITS, LOGITS.flip(0)))
-
-
-def test_multilabel_weighs_who_has_the_label() -> None:
+def test_regressions_and_multilabels_losses_are_torchs() -> None:
+    for word, torchs in (("mse", F.mse_loss), ("l1", F.l1_loss)):
+        ours = loss("regression", LOGITS, LOGITS.flip(0), args={"loss": word})
+        assert torch.equal(ours, torchs(LOGITS, LOGITS.flip(0)))
     targets = (LOGITS.flip(0) > 0).int()
-    found = loss("multilabel", LOGITS, targets, class_weights=WEIGHTS)
-    own = torch.nn.BCEWithLogitsLoss(pos_weight=torch.tensor(WEIGHTS))
-    assert torch.equal(found, own(LOGITS, targets.float()))
+    ours = loss("multilabel", LOGITS, targets, class_weights=WEIGHTS)
+    weighted = nn.BCEWithLogitsLoss(pos_weight=torch.tensor(WEIGHTS))
+    assert torch.equal(ours, weighted(LOGITS, targets.float()))
 
 
 class Headed(dict[str, Any]):
