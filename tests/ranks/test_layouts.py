@@ -207,7 +207,8 @@ def test_a_number_that_is_not_finite_in_one_part_ends_all_ranks(
     """All tell what one worker does, by the whole network's names."""
     model = ModelConfig(freeze=["features.*"])
     recipe = changed(RECIPE, solver={"base_lr": 1e30}, model=model)
-    [expected] = ranks.shared(1, NET.error, changed(recipe, parallel=ALONE), tmp_path / "alone")
+    alone = changed(recipe, parallel=ParallelConfig(1, 1, HEAD, 4, TRICK))
+    [expected] = ranks.shared(1, NET.error, alone, tmp_path / "alone")
     assert "is not finite is that of classifier.0.weight;" in expected
     for name in ("model 4", "trick 2 x 2"):
         parts = changed(recipe, parallel=LAYOUTS[name])

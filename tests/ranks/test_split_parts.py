@@ -168,8 +168,8 @@ def test_any_number_of_ranks_ends_in_the_same_bits(ranks: Ranks, name: str) -> N
 
 
 def load(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What was saved of two parts on one rank, in two parts on two."""
-    split = firecaffe.adapt.split_layers(nn.Sequential(Fire(6, 3, 5)), {"0": "paths"}, parts=2)
+    """What was saved of two parts on one rank, in two on two: by default as many as ranks."""
+    split = firecaffe.adapt.split_layers(nn.Sequential(Fire(6, 3, 5)), {"0": "paths"})
     try:
         split.load_whole_state_dict(state)
         return split.whole_state_dict()
