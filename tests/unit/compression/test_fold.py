@@ -22,7 +22,8 @@ def test_outputs_agree_to_rounding_and_folding_twice_changes_nothing() -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), norm, nn.Flatten(), plain, untracked).eval()
     before, images = copy.deepcopy(net), torch.randn(5, 3, 3, 3)
     assert fold_normalization(net) == ["1"]
-    torch.testing.assert_close(net(images), before(images), rtol=1e-5, atol=1e-5)
+    # The last layer takes any shift away.
+    torch.testing.assert_close(net[:4](images), before[:4](images), rtol=1e-5, atol=1e-5)
     after, state = copy.deepcopy(net.state_dict()), before.state_dict()
     changed = {name for name in state if not torch.equal(after[name], state[name])}
     assert changed == {f"1.{name}" for name in ("weight", "bias", "running_mean", "running_var")}
