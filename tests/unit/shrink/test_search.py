@@ -87,7 +87,7 @@ def test_a_size_that_no_file_has_ends_with_the_nearest() -> None:
 
 
 def test_of_files_that_are_small_enough_the_one_that_lost_least_is_taken() -> None:
-    attempts = [Attempt(25_000, 15_000, 0.1), Attempt(40_000, 24_000, 0.2)]
+    attempts = [Attempt(40_000, 24_000, 0.1), Attempt(25_000, 15_000, 0.2)]
     assert best_of(parse_target("40x"), attempts, WEIGHTS) == (0, True)
 
 
