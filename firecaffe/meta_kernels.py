@@ -96,5 +96,7 @@ class _StandIn(ModuleType):
             vars(function).pop(REMEMBERED, None)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__file__":  # `inspect.getmodule` asks all modules, in the midst of imports
+            raise AttributeError(name)
         self.leave()
         return getattr(importlib.import_module(NAME), name)

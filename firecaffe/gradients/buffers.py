@@ -45,8 +45,13 @@ class _FlatBuffers:
 
 
 class BufferChanges:
-    def __init__(self, model: nn.Module, parameters: Sequence[str] = ()) -> None:
-        """Raise RecipeError for a complex buffer. `parameters`: untrained, changed by forward."""
+    def __init__(
+        self, model: nn.Module, parameters: Sequence[str] = (), outline: nn.Module | None = None
+    ) -> None:
+        """Raise RecipeError for a complex buffer. `parameters`: untrained, changed by forward.
+
+        outline: the whole network, if this rank has a part of it.
+        """
         places: dict[Tensor, list[BufferEntry]] = {}
         kept = {id(model.get_parameter(name)) for name in parameters}
         for module in model.modules():
@@ -59,7 +64,9 @@ class BufferChanges:
                 if parameter is not None and id(parameter) in kept:
                     places.setdefault(parameter, []).append((module._parameters, name))
         dtypes = dict.fromkeys(buffer.dtype for buffer in places)
-        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        # Changes are summed in one dtype on all ranks, or the bits would follow the cut.
+        of_all = {*dtypes, *(b.dtype for b in (model if outline is None else outline).buffers())}
+        self.dtype = torch.float64 if torch.float64 in of_all else torch.float32
         self._by_dtype = [
             _make_flat({b: where for b, where in places.items() if b.dtype == dtype})
             for dtype in dtypes

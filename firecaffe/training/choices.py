@@ -95,7 +95,8 @@ class Making:
     def forward(self, places: nn.Module) -> Forward:
         recipe, device = self.run.recipe, self.mesh.world.device
         mixing = mixing_of(recipe.data, recipe.train.seed)
-        return Forward(places, self.task, recipe.train, mixing, self.parallel.is_split, device)
+        made = places, self.task, recipe.train, mixing, self.parallel.is_split, device
+        return Forward(*made, self.unheld.outline)
 
 
 def _hold_whole(m: Making) -> Holding:

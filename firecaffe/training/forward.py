@@ -165,13 +165,15 @@ class Forward:
         mixing: Mixing | None = None,
         is_split: bool = False,
         device: torch.device | None = None,
+        outline: nn.Module | None = None,
     ) -> None:
         # mixing: applied to a micro-batch before the network. is_split: whether layers are split.
-        self.model, self.task, self.config = model, task, config
+        # outline: the whole network, if the model is a part of it.
+        self.model, self.task, self.config, self._outline = model, task, config, outline
         self._run = compiled(model) if config.compile else model
         self.mixing = mixing or Mixing(config.seed)
         self.device = device or next(model.parameters()).device
-        self.buffers = BufferChanges(model)
+        self.buffers = BufferChanges(model, outline=outline)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
         # Whole numbers have the same sum in any order, so the task's counts bypass the tree.
         self.counts = self.no_counts()
@@ -237,7 +239,7 @@ class Forward:
 
     def keep(self, parameters: Sequence[str]) -> None:
         """Treat untrained parameters that forward changes as buffers."""
-        self.buffers = BufferChanges(self.model, parameters)
+        self.buffers = BufferChanges(self.model, parameters, self._outline)
 
     def go_along(self, inputs: Any, targets: Any, step: int, leaf: int) -> None:
         """Compute a micro-batch for ranks that wait at the same layers, and discard all results."""

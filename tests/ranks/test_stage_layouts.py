@@ -104,7 +104,7 @@ class Noise(nn.Module):
 
 class Odd(Net):
     """Weights of two types in turns; noise, and batch normalization behind the dropouts of two
-    stages.
+    stages. One rank alone has a buffer in double precision.
     """
 
     def __init__(self) -> None:
@@ -114,6 +114,7 @@ class Odd(Net):
         last = [nn.Dropout(0.5), nn.BatchNorm1d(12), Noise(), Cast(torch.float64)]
         self.middle = nn.Sequential(*first, *last)
         self.last.double()
+        self.register_buffer("precise", torch.zeros(2, dtype=torch.float64))
 
 
 NET = Training(Net, 70, 20)

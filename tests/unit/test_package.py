@@ -148,6 +148,8 @@ with without_compiler():
     stand_in = sys.modules[NAME]
     stand_in.graph_break()
     assert stand_in.disable(without_compiler, wrapping=False) is without_compiler
+    assert not hasattr(stand_in, "__file__")  # as `inspect.getmodule` asks of every module
+    assert sys.modules[NAME] is stand_in
     assert stand_in.is_compiling() is False
     compiler = sys.modules[NAME]
     assert compiler is not stand_in
