@@ -260,7 +260,7 @@ def test_workers_come_to_the_weights_of_torchrun(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.glob("*-of-*")} == {"0-of-2", "1-of-2"}
     assert answer["plugins"] == ["__main__.Noting"]
     # Before any worker is started: what ends a worker is a RankFailedError.
-    kinds = {"not on three": "DataError", "set": "DataError", "nowhere": "CheckpointError"}
+    kinds = {"not on three": "DataError", "set": "DataError", "nowhere": "UnfitCheckpointError"}
     for part, (kind, line, _, _) in answer["errors"].items():
         assert kind == kinds.get(part, "RecipeError"), (part, line)
         assert part in line

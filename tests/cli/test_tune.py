@@ -7,17 +7,16 @@ from typing import NoReturn
 
 import pytest
 
-from firecaffe.cli import main
+import firecaffe.cli
 from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.errors import RunError
 from firecaffe.training.trial import Trial, TrialScore
 from firecaffe.tuning.batch_search import TuneRequest
 from tests import typed
-from tests.cli.commands import Capture, refused
 
 RECIPE = """
 [model]
-name = "lenet_300_100"
+name = "lenet"
 [data]
 name = "generated"
 [train]
@@ -38,25 +37,27 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_search_to_its_end_and_again(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_a_search_to_its_end_and_again(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "search"
     words = ["--global-batch-size", "64", "--budget", "0.5", "--seeds", "1", "--out", str(out)]
     command = ["tune", str(recipe), *words, "--side-by-side", "2", "--json"]
     done = typed.firecaffe(*command)
     assert done.returncode == 17, done.stderr  # one seed says nothing
-    answer = json.loads(done.stdout)
-    assert [each["state"] for each in answer["searched"]] == ["finished", "finished"]
-    assert [len(each["again"]) for each in answer["searched"]] == [1, 1]
-    assert (answer["verdict"]["verdict"], answer["verdict"]["more"]) == ("not enough seeds", 2)
-    assert answer["verdict"]["against"]["low"] is None  # one run each bears no interval
+    found = json.loads(done.stdout)
+    assert [each["state"] for each in found["searched"]] == ["finished", "finished"]
+    assert [len(each["again"]) for each in found["searched"]] == [1, 1]
+    assert (found["verdict"]["verdict"], found["verdict"]["more"]) == ("not enough seeds", 2)
+    assert found["verdict"]["against"]["low"] is None  # one run each bears no interval
     last = done.stderr.splitlines()[-1]
     assert last.startswith("firecaffe: not enough seeds, about 2 more")
     assert last.endswith(f"is {out}/small_b64.toml; --seeds 3 goes on with it")
-    assert json.loads((out / "tune.json").read_text()) == answer
+    assert json.loads((out / "tune.json").read_text()) == found
 
     written = read_recipe(out / "small_b64.toml")
     assert written.train.global_batch_size == 64
-    assert written.solver.base_lr == answer["best"]["candidate"]["base_lr"]
+    assert written.solver.base_lr == found["best"]["candidate"]["base_lr"]
     assert (written.data.hold_out, written.run.folder) == (0.0, "")
     assert written.run.tuned.startswith("best of 2 candidates at batch 64")
 
@@ -66,30 +67,31 @@ def test_a_search_to_its_end_and_again(recipe: Path, tmp_path: Path, capsys: Cap
     assert "run.tuned is left out: its search has ended in another recipe" in trained.stdout
     assert json.loads((tmp_path / "changed" / "result.json").read_text())["tuned"] == ""
 
-    assert main(command) == 17  # every training was there
+    assert firecaffe.cli.main(command) == 17  # every training was there
     assert capsys.readouterr().out == done.stdout
-    folders = [*answer["before"], *answer["after"]]
-    assert main(["compare", "--by", "recipe", *folders]) == 0
+    folders = [*found["before"], *found["after"]]
+    assert firecaffe.cli.main(["compare", "--by", "recipe", *folders]) == 0
 
     # Its own runs are no other seeds, nor runs of the recipe as it is.
-    against = [*words, "--against", *answer["before"]]
-    error = refused(capsys, 2, "tune", recipe, *against, *answer["before"])
-    assert "a repetition is no other seed" in error
-    error = refused(capsys, 2, "tune", recipe, *words, "--against", *answer["after"])
-    assert "its train.global_batch_size is 64, the recipe's is 16" in error
+    against = [*words, "--against", *found["before"]]
+    assert firecaffe.cli.main(["tune", str(recipe), *against, *found["before"]]) == 2
+    assert "a repetition is no other seed" in capsys.readouterr().err
+    assert firecaffe.cli.main(["tune", str(recipe), *words, "--against", *found["after"]]) == 2
+    assert "its train.global_batch_size is 64, the recipe's is 16" in capsys.readouterr().err
     seeds = {path.name.split("-")[-1] for path in out.glob("*-seed-*") if path.is_dir()}
     assert seeds == {"1", "2"}  # the finalists', and behind them the verdict's
 
     other = ["128" if word == "64" else word for word in words]
-    assert main(["tune", str(recipe), "--train.steps", "256", *other]) == 8
+    assert firecaffe.cli.main(["tune", str(recipe), "--train.steps", "256", *other]) == 8
     (out / "search.json").write_text("[]")
-    assert "search.json: cannot be read (expected object" in refused(capsys, 8, *command)
+    assert firecaffe.cli.main(command) == 8
+    assert "search.json: cannot be read (expected object" in capsys.readouterr().err
 
 
 def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
     recipe: Path,
     tmp_path: Path,
-    capsys: Capture,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever the recipe holds out itself."""
@@ -105,7 +107,7 @@ def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
 
     monkeypatch.setattr("firecaffe.api.tune.search", planted)
     words = ["--global-batch-size", "64", "--data.hold_out", "0.2"]
-    assert main(["tune", str(recipe), *words]) == RunError.exit_code
+    assert firecaffe.cli.main(["tune", str(recipe), *words]) == RunError.exit_code
     candidate, before, _ = capsys.readouterr().err.splitlines()
     assert candidate.endswith(": top-1 25.00% after 64 steps, done")
     assert before.endswith(": test top-1 50.00% after 64 steps")

@@ -19,7 +19,10 @@ CASES = [
     ('[share]\nbits = { "head" = 17 }', "share.bits 'head' is 17; it must be 1 to 16"),
     ('[share]\nbits = { "head" = 2.5 }', "share.bits"),
     ('[share]\nbits = { "head" = 4 }\nstart = "best"', "share.start"),
-    ('[share]\nbits = { "*" = 4 }\n[synchrony]\nmode = "stale"', "share.bits with synchrony.mode"),
+    (
+        '[share]\nbits = { "*" = 4 }\n[synchrony]\nmode = "asynchronous"\nlock = "none"',
+        "share.bits with synchrony.lock",
+    ),
     ('[share]\nbits = { "*" = 4 }\n[model]\nfreeze = ["head.*"]', "share.bits matches head, which"),
 ]
 
