@@ -131,6 +131,13 @@ def test_eltwise_in_place_is_as_with_a_top_of_its_own(operation: str) -> None:
     assert all(map(torch.equal, *found))
 
 
+def test_split_adds_the_gradients() -> None:
+    x = random(2, 3).requires_grad_()
+    first, second = net_of(layer("Split", tops=2), (2, 3))(x).values()
+    (gradient,) = torch.autograd.grad((first + 2 * second).sum(), x)
+    assert (gradient == 3).all()
+
+
 def batch_norm(shape: tuple[int, ...]) -> BatchNorm:
     module = layer_of("BatchNorm", "", shape)
     assert isinstance(module, BatchNorm)
