@@ -22,11 +22,8 @@ from firecaffe.training.coded import describe, described, tensors_of
 from firecaffe.training.export_file import FORMATS
 from firecaffe.training.load import load_run
 from firecaffe.training.run_facts import NOTHING
-from tests.cli.commands import Capture, evaluated, refused, shown
-from tests.cli.test_use_a_run import NETWORK
+from tests.cli.test_use_a_run import NETWORK, shown
 from tests.ranks.networks import Everything
-
-GENERATED = firecaffe.DataConfig("generated")
 
 
 @pytest.fixture(scope="module")
@@ -49,32 +46,52 @@ def file(run: Path) -> Path:
     return path
 
 
-def test_a_file_is_evaluated_and_asked_as_its_run(run: Path, file: Path, capsys: Capture) -> None:
-    of_run, of_file = (evaluated(capsys, path) for path in (run, file))
+def test_a_file_is_evaluated_as_its_run(
+    run: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_run, of_file = (
+        json.loads(shown(capsys, "evaluate", each, "--json")) for each in (run, file)
+    )
     assert of_file["step"] is None
     assert {**of_run, "run": "", "step": 0} == {**of_file, "run": "", "step": 0}
     assert "net.fcz  test: top-1" in shown(capsys, "evaluate", file)
-    tables = [shown(capsys, "predict", path, "--csv", "-") for path in (run, file)]
-    assert tables[0] == tables[1]
 
 
-def test_a_file_says_how_long_it_takes_over_a_link(file: Path, capsys: Capture) -> None:
+def test_a_file_is_asked_for_predictions(
+    run: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_run, of_file = (shown(capsys, "predict", each, "--csv", "-") for each in (run, file))
+    assert of_run == of_file
+
+
+def test_a_file_says_how_long_it_takes_over_a_link(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     weights = 431_080
     profile = json.loads(shown(capsys, "profile", file, "--json"))
-    assert (profile["parameters"], profile["input_CHW"]) == (weights, [1, 28, 28])
-    words = ("--model", "lenet", "--workers", "1", "--cluster", "ethernet-1g", "--fcz", file)
-    (plan,) = json.loads(shown(capsys, "plan", *words, "--json"))
+    assert profile["parameters"] == weights
+    assert profile["input_CHW"] == [1, 28, 28]
+    (plan,) = json.loads(
+        shown(
+            *(capsys, "plan", "--model", "lenet", "--workers", "1", "--json"),
+            *("--cluster", "ethernet-1g", "--fcz", file),
+        )
+    )
     size = file.stat().st_size
-    for transfer in (profile["transfer"], plan["transfer"]):
-        assert (transfer["file_bytes"], transfer["float_bytes"]) == (size, 4 * weights)
+    for found in (profile["transfer"], plan["transfer"]):
+        assert (found["file_bytes"], found["float_bytes"]) == (size, 4 * weights)
         # 10^7 bits a second.
-        times = transfer["seconds"]["10 Mbit/s"]
+        times = found["seconds"]["10 Mbit/s"]
         assert times == pytest.approx({"file": 8 * size / 1e7, "float": 32 * weights / 1e7})
     assert plan["transfer"]["seconds"].keys() != profile["transfer"]["seconds"].keys()
     assert f"over 10 Mbit/s: {8 * size / 1e7:.3g} s" in shown(capsys, "profile", file)
+    assert main(["plan", "--model", "lenet", "--fcz", str(file.with_name("recipe.toml"))]) == 4
+    assert "no .fcz file" in capsys.readouterr().err
 
 
-def test_a_file_is_exported_and_unpacked(run: Path, file: Path, capsys: Capture) -> None:
+def test_a_file_is_exported_and_unpacked_beside_it(
+    run: Path, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = shown(capsys, "export", file, "--to", "safetensors")
     assert "net.safetensors: weights of" in text
     exported = load_file(run / "net.safetensors")
@@ -87,11 +104,15 @@ def test_a_file_is_exported_and_unpacked(run: Path, file: Path, capsys: Capture)
     assert all(torch.equal(each, unpacked[name]) for name, each in exported.items())
 
 
-def test_code_of_others_has_to_be_named(tmp_path: Path, capsys: Capture) -> None:
+def test_code_of_others_has_to_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "own.fcz"
-    recipe = firecaffe.Recipe(model=firecaffe.ModelConfig(NETWORK), data=GENERATED)
-    fcz.write(path, tensors_of(Everything()), describe(recipe, NOTHING))
-    error = refused(capsys, 2, "evaluate", path)
+    recipe = firecaffe.Recipe(
+        model=firecaffe.ModelConfig(NETWORK), data=firecaffe.DataConfig("generated")
+    )
+    network = describe(recipe, NOTHING)
+    fcz.write(path, tensors_of(Everything()), network)
+    assert main(["evaluate", str(path)]) == 2
+    error = capsys.readouterr().err
     assert "networks.py:Everything', code that is not firecaffe's" in error
     assert f"--model.name {NETWORK}" in error
 
@@ -110,53 +131,104 @@ def imported(tmp_path: Path) -> Path:
     """The file of a net of Caffe's on firecaffe's own data, beside its prototxt."""
     net = tmp_path / "net.prototxt"
     net.write_text(PROTOTXT)
-    recipe = firecaffe.Recipe(model=firecaffe.ModelConfig(f"caffe:{net}"), data=GENERATED)
+    recipe = firecaffe.Recipe(
+        model=firecaffe.ModelConfig(f"caffe:{net}"), data=firecaffe.DataConfig("generated")
+    )
     path = tmp_path / "net.fcz"
     about = replace(NOTHING, input_shape=(1, 28, 28), sample_CHW=(1, 28, 28), input_dtype="float32")
     fcz.write(path, tensors_of(make_network(recipe.model)), describe(recipe, about))
     return path
 
 
-def test_a_net_of_caffes_is_used_from_its_file(imported: Path, capsys: Capture) -> None:
+def test_a_net_of_caffes_is_used_from_its_file(
+    imported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluated = json.loads(shown(capsys, "evaluate", imported, "--json"))
     table = shown(capsys, "predict", imported, "--csv", "-").splitlines()
     column = table[0].split(",").index("class_1")
-    labels = [int(row.split(",")[column]) for row in table[1:]]
-    right = [label == number % 10 for number, label in enumerate(labels)]
-    assert evaluated(capsys, imported)["top1"] == pytest.approx(sum(right) / len(right))
+    found = [int(line.split(",")[column]) for line in table[1:]]
+    right = [label == number % 10 for number, label in enumerate(found)]
+    assert evaluated["top1"] == pytest.approx(sum(right) / len(right))
     assert json.loads(shown(capsys, "profile", imported, "--json"))["parameters"] == 7_850
     imported.with_name("net.prototxt").unlink()
     for command in ("evaluate", "predict", "profile"):
-        assert "there is no net.prototxt in" in refused(capsys, 2, command, imported)
+        assert main([command, str(imported)]) == 2
+        error = capsys.readouterr().err
+        assert "there is no net.prototxt in" in error
+        assert error.count("\n") == 1
 
 
-def test_files_for_caffe_do_not_take_the_place_of_the_net(imported: Path, capsys: Capture) -> None:
-    words = ("export", imported, "--to", "caffemodel")
-    assert "the network's own prototxt" in refused(capsys, 2, *words, "--overwrite")
-    assert imported.with_name("net.prototxt").read_text() == PROTOTXT
+def test_files_for_caffe_do_not_take_the_place_of_the_net(
+    imported: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, words = imported.with_name("net.prototxt"), ("export", str(imported), "--to", "caffemodel")
+    assert main([*words, "--overwrite"]) == 2
+    assert "the network's own prototxt" in capsys.readouterr().err
+    assert net.read_text() == PROTOTXT
     out = imported.with_name("back.caffemodel")
     shown(capsys, *words, "--out", out)
     out.unlink()
-    assert "back.prototxt: exists already" in refused(capsys, 8, *words, "--out", out)
+    assert main([*words, "--out", str(out)]) == 8  # back.prototxt is there
+    assert "back.prototxt: exists already" in capsys.readouterr().err
 
 
 def test_every_format_can_be_typed() -> None:
-    (choices,) = (each.choices for each in make_parser().own if "--to" in each.option_strings)
-    assert choices is not None
-    assert set(choices) == set(FORMATS)
+    (typed,) = (each.choices for each in make_parser().own if "--to" in each.option_strings)
+    assert typed is not None
+    assert set(typed) == set(FORMATS)
 
 
-def test_what_unpack_cannot_write_or_print(tmp_path: Path, capsys: Capture) -> None:
+def test_a_tensor_that_safetensors_cannot_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "net.fcz"
     fcz.write(path, {"__metadata__": np.ones(3, np.float32)}, {})
-    error = refused(capsys, 4, "unpack", path)
-    assert "cannot have a tensor called __metadata__" in error
+    assert main(["unpack", str(path)]) == 4
+    assert "cannot have a tensor called __metadata__" in capsys.readouterr().err
     assert not path.with_suffix(".safetensors").exists()
-    # Half a pair of UTF-16 is JSON, and no text.
+
+
+def test_text_that_no_terminal_can_print(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half a pair of UTF-16 is JSON, and no text."""
     text = rb'{"a":"\ud800"}'
     plain = varint(len(text)) + text + varint(0)
     start = MAGIC + bytes([VERSION]) + varint(len(plain)) * 2 + varint(0)
+    path = tmp_path / "net.fcz"
     path.write_bytes(start + zlib.crc32(plain, zlib.crc32(start)).to_bytes(4, "little") + plain)
     assert r'network: {"a": "\ud800"}' in shown(capsys, "unpack", path)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["unpack"], 2, "unpack takes one file, found none"),
+        (["unpack", "a", "b"], 2, "unpack takes one file, found a and b"),
+        (["unpack", "none.fcz"], 4, "none.fcz: No such file"),
+        (["evaluate", "FILE", "--best"], 2, "best is asked of a run's folder"),
+        (["evaluate", "FILE", "--train.steps", "3"], 2, "--train.steps has no effect"),
+        (["evaluate", "CUT"], 4, "cut.fcz: no .fcz file, or damaged: it has"),
+        (["export", "CUT", "--to", "safetensors"], 4, "cut.fcz: no .fcz file, or damaged: it has"),
+        (["unpack", "CUT"], 4, "cut.fcz: no .fcz file, or damaged: it has"),
+        (["unpack", "FILE", "--to", "x.pt"], 2, "must end in .safetensors"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    file: Path,
+    tmp_path: Path,
+    words: list[str],
+    code: int,
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cut = tmp_path / "cut.fcz"
+    cut.write_bytes(file.read_bytes()[:-5])
+    places = {"FILE": str(file), "CUT": str(cut)}
+    assert main([places.get(word, word) for word in words]) == code
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(("section", "word"), [("data", "path"), ("model", "weights")])

@@ -54,43 +54,71 @@ SERVED = (
     *("--solver.base_lr", "0.001"),
 )
 
-CALLS = {
-    "evaluate('run')": "evaluate run",
-    "evaluate('run', nproc_per_node=2, replace={'train.eval_batch_size': 400})":
-        "evaluate run --train.eval_batch_size 400",
-    "compare(['run', 'again'])": "compare run again",
-    "compare(['run', 'again'], by='recipe', band=1)": "compare run again --by recipe --band 1",
-    "explain('run')": "explain run",
-    "plan('small.toml', workers=[1, 2], exchanges=['ring', 'tree'])":
-        "plan small.toml --workers 1,2 --exchanges ring,tree",
-    "plan(model='lenet', workers=2, micro_batch_size=4)":
-        "plan --model lenet --workers 2 --micro-batch-size 4",
-    "tune('small.toml', global_batch_size=32, budget=0.5, seeds=1, out='search')":
-        "tune small.toml --global-batch-size 32 --budget 0.5 --seeds 1 --out search",
-    "compress('run', scheme='mine.toml', out='small.fcz', overwrite=True)":
-        "compress run --scheme mine.toml --out small.fcz --overwrite",
-    "schedule('hierarchical(tree,ring)', 8, ranks_per_node=2, elements=4096)":
-        "schedule hierarchical(tree,ring) 8 --ranks-per-node 2 --elements 4096",
-    "profile('lenet', batch_size=4)": "profile lenet --batch-size 4",
-    "profile('lenet', batch_size=64, parallel=True, workers=4)":
-        "profile lenet --batch-size 64 --parallel --workers 4",
+CALLS: dict[str, tuple[str, list[str]]] = {
+    "evaluate": ("evaluate('run')", ["evaluate", "run", "--json"]),
+    "evaluate on two": (
+        "evaluate('run', nproc_per_node=2, replace={'train.eval_batch_size': 400})",
+        ["evaluate", "run", "--train.eval_batch_size", "400", "--json"],
+    ),
+    "compare": ("compare(['run', 'again'])", ["compare", "run", "again", "--json"]),
+    "compare by recipe": (
+        "compare(['run', 'again'], by='recipe', band=1)",
+        ["compare", "run", "again", "--by", "recipe", "--band", "1", "--json"],
+    ),
+    "explain": ("explain('run')", ["explain", "run", "--json"]),
+    "plan": (
+        "plan('small.toml', workers=[1, 2], exchanges=['ring', 'tree'])",
+        ["plan", "small.toml", "--workers", "1,2", "--exchanges", "ring,tree", "--json"],
+    ),
+    "plan a model": (
+        "plan(model='lenet', workers=2, micro_batch_size=4)",
+        ["plan", "--model", "lenet", "--workers", "2", "--micro-batch-size", "4", "--json"],
+    ),
+    "tune": (
+        "tune('small.toml', global_batch_size=32, budget=0.5, seeds=1, out='search')",
+        [*("tune", "small.toml", "--global-batch-size", "32", "--budget", "0.5"),
+         *("--seeds", "1", "--out", "search", "--json")],
+    ),
+    "compress": (
+        "compress('run', scheme='mine.toml', out='small.fcz', overwrite=True)",
+        [*("compress", "run", "--scheme", "mine.toml", "--out", "small.fcz", "--overwrite"),
+         "--json"],
+    ),
+    "schedule": (
+        "schedule('hierarchical(tree,ring)', 8, ranks_per_node=2, elements=4096)",
+        [*("schedule", "hierarchical(tree,ring)", "8", "--ranks-per-node", "2"),
+         *("--elements", "4096", "--json")],
+    ),
+    "profile": (
+        "profile('lenet', batch_size=4)", ["profile", "lenet", "--batch-size", "4", "--json"]
+    ),
+    "profile in parallel": (
+        "profile('lenet', batch_size=64, parallel=True, workers=4)",
+        ["profile", "lenet", *("--batch-size", "64", "--parallel", "--workers", "4", "--json")],
+    ),
 }  # fmt: skip
-"""Functions, and commands with the same JSON."""
+"""Functions and commands with the same JSON."""
 
 TEXTS = {
-    "predict('run', top=2)": "predict run --top 2",
-    "export('run', 'safetensors', out='a.safetensors', overwrite=True)":
-        "export run --to safetensors --out a.safetensors --overwrite",
-    "replay('served')": "replay served",
-    "unpack('small.fcz', to='u.safetensors', overwrite=True)":
-        "unpack small.fcz --to u.safetensors --overwrite",
-    "import_caffe('net.prototxt', out='imported', overwrite=True)":
-        "import net.prototxt --out imported --overwrite",
-    "schedule('ring', 4, draw=True)": "schedule ring 4 --draw",
-    "verify('small.toml', steps=1)": "verify small.toml --steps 1",
-    "verify('run', steps=2)": "verify run --steps 2",
-}  # fmt: skip
-"""Functions, and commands with the same text, for what the command has no JSON."""
+    "predict": ("predict('run', top=2)", ["predict", "run", "--top", "2"]),
+    "export": (
+        "export('run', 'safetensors', out='a.safetensors', overwrite=True)",
+        [*("export", "run", "--to", "safetensors"), *("--out", "a.safetensors", "--overwrite")],
+    ),
+    "replay": ("replay('served')", ["replay", "served"]),
+    "unpack": (
+        "unpack('small.fcz', to='u.safetensors', overwrite=True)",
+        ["unpack", "small.fcz", "--to", "u.safetensors", "--overwrite"],
+    ),
+    "import": (
+        "import_caffe('net.prototxt', out='imported', overwrite=True)",
+        ["import", "net.prototxt", "--out", "imported", "--overwrite"],
+    ),
+    "draw": ("schedule('ring', 4, draw=True)", ["schedule", "ring", "4", "--draw"]),
+    "verify": ("verify('small.toml', steps=1)", ["verify", "small.toml", "--steps", "1"]),
+    "verify a run": ("verify('run', steps=2)", ["verify", "run", "--steps", "2"]),
+}
+"""Functions and commands with the same text, for what the command has no JSON."""
 
 CHECK = "check(nproc_per_node=2, write='measured.toml')"
 
@@ -219,39 +247,51 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def called(folder: Path) -> dict[str, Any]:
-    calls = [*CALLS, *TEXTS, CHECK, PACK, *MISTAKES]
-    done = typed.python("script.py", json.dumps(calls), cwd=folder)
+    calls = [call for call, _ in (*CALLS.values(), *TEXTS.values())]
+    done = typed.python("script.py", json.dumps([*calls, CHECK, PACK, *MISTAKES]), cwd=folder)
     assert done.returncode == 0, done.stderr
-    answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answers
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-@pytest.mark.parametrize("call", [*CALLS, *TEXTS])
-def test_a_function_answers_as_its_command(
-    call: str,
+@pytest.mark.parametrize("name", CALLS)
+def test_a_function_has_the_json_of_its_command(
+    name: str,
+    folder: Path,
+    called: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    call, command = CALLS[name]
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    assert main(command) == (17 if name == "tune" else 0)
+    assert called[call]["json"] == json.loads(capsys.readouterr().out)
+    assert called[call]["text"]
+    assert called[call]["html"].startswith("<pre")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_function_shows_the_text_of_its_command(
+    name: str,
     folder: Path,
     called: dict[str, Any],
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    call, command = TEXTS[name]
     monkeypatch.chdir(folder)
     capfd.readouterr()
-    command = f"{CALLS[call]} --json" if call in CALLS else TEXTS[call]
-    assert main(command.split()) == (17 if command.startswith("tune") else 0)
-    said, answer = capfd.readouterr().out, called[call]
-    if call in CALLS:
-        assert answer["json"] == json.loads(said)
-        assert answer["html"].startswith("<pre")
-        assert answer["text"]
-    else:
-        lines = answer["text"].splitlines()
-        assert said.splitlines()[-len(lines) :] == lines
-        json.dumps(answer["json"])
+    assert main(command) == 0
+    lines = called[call]["text"].splitlines()
+    assert capfd.readouterr().out.splitlines()[-len(lines) :] == lines
+    json.dumps(called[call]["json"])
 
 
 def test_check_measures_on_ranks_of_its_own(folder: Path, called: dict[str, Any]) -> None:
-    assert [rank["rank"] for rank in called[CHECK]["json"]["ranks"]] == [0, 1]
-    assert "wrote measured.toml" in called[CHECK]["text"]
+    found = called[CHECK]
+    assert [rank["rank"] for rank in found["json"]["ranks"]] == [0, 1]
+    assert "wrote measured.toml" in found["text"]
     assert (folder / "measured.toml").is_file()
 
 
@@ -286,10 +326,11 @@ def test_a_call_leaves_the_process_as_it_was(called: dict[str, Any]) -> None:
         assert len(result["text"].splitlines()) < 8
 
 
-COMMANDS = """
-check compare compress evaluate explain export import_caffe pack plan predict profile
-replay schedule tune unpack verify
-""".split()
+COMMANDS = (
+    *("check", "compare", "compress", "evaluate", "explain"),
+    *("export", "import_caffe", "pack", "plan", "predict", "profile"),
+    *("replay", "schedule", "tune", "unpack", "verify"),
+)
 
 OTHER_DEFAULT = {
     "verify": {"nproc_per_node"},

@@ -65,15 +65,34 @@ def test_a_word_shows_what_it_cannot_stand_together_with(
 @pytest.mark.parametrize("section", Recipe.__dataclass_fields__)
 def test_a_section_shows_all_its_words(capsys: pytest.CaptureFixture[str], section: str) -> None:
     text = shown(capsys, "help", "train", section)
-    if section not in COMMANDS:
-        assert shown(capsys, "help", section) == text
-    words = [word for word in flatten(Recipe()) if word.startswith(f"{section}.")]
+    own = [word for word in flatten(Recipe()) if word.startswith(f"{section}.")]
     assert [line.split()[0] for line in text.splitlines() if line.startswith("  --")] == [
-        f"--{word}" for word in words
+        f"--{word}" for word in own
     ]
 
 
-def test_help_of_a_command_and_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_section_needs_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, "help", "synchrony") == shown(capsys, "help", "train", "synchrony")
     assert shown(capsys, "help", "data").startswith("usage: firecaffe data")
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(capsys, "--version") == f"firecaffe {version('firecaffe')}\n"
     assert firecaffe.__version__ == version("firecaffe")
+
+
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["help", "trian"], ["'trian'", "mean train?"]),
+        (["synchrony"], ["'synchrony'"]),
+        (["help", "train", "dta"], ["'dta'", "mean data?"]),
+        (["help", "compare", "data"], ["compare takes no recipe"]),
+    ],
+)
+def test_help_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], argv: list[str], parts: list[str]
+) -> None:
+    assert main(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(part in line for part in parts)

@@ -11,11 +11,9 @@ from safetensors.numpy import load_file
 
 import firecaffe
 from firecaffe.caffe import caffemodel
-from firecaffe.cli import main
 from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.runs.run_folder import read_run_file
 from tests import typed
-from tests.cli.commands import Capture, refused, shown
-from tests.kit.training import record_of
 from tools.caffe_goldens.data_cases import raw, write_lmdb
 
 NET = """
@@ -76,24 +74,12 @@ solver_mode: CPU
 def images(count: int, seed: int) -> list[bytes]:
     """Of three classes, each with a column that is brighter."""
     draw = np.random.default_rng(seed)
-    samples = []
+    found = []
     for number in range(count):
         image_CHW = draw.integers(0, 100, (1, 10, 10), dtype=np.uint8)
         image_CHW[:, :, 2 + 2 * (number % 3)] += 120
-        samples.append(raw(image_CHW, number % 3))
-    return samples
-
-
-DEPLOY = """
-name: "Small"
-input: "data" input_shape { dim: 1 dim: 1 dim: 8 dim: 8 }
-layer {
-  name: "conv/1" type: "Convolution" bottom: "data" top: "conv"
-  convolution_param { num_output: 4 kernel_size: 3 }
-}
-layer { name: "other" type: "InnerProduct" bottom: "conv" top: "other"
-  inner_product_param { num_output: 3 } }
-"""
+        found.append(raw(image_CHW, number % 3))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -109,55 +95,70 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def solver(home: Path) -> Path:
-    return home / "models" / "solver.prototxt"
-
-
-@pytest.fixture(scope="module")
-def imported(home: Path, solver: Path) -> Path:
-    assert main(["import", str(solver), "--out", str(home / "small")]) == 0
-    return home / "small"
-
-
-def train(recipe: Path, folder: Path, *words: object) -> Path:
-    run = ("--run.folder", folder, "--run.tensorboard", "false")
-    done = typed.firecaffe("train", recipe, *run, *words)
+def imported(home: Path) -> Path:
+    folder = home / "small"
+    done = typed.firecaffe("import", home / "models" / "solver.prototxt", "--out", folder)
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def test_a_solver_becomes_a_recipe_beside_the_users_files(
-    home: Path, solver: Path, imported: Path
-) -> None:
+DEPLOY = """
+name: "Small"
+input: "data" input_shape { dim: 1 dim: 1 dim: 8 dim: 8 }
+layer {
+  name: "conv/1" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 4 kernel_size: 3 }
+}
+layer { name: "other" type: "InnerProduct" bottom: "conv" top: "other"
+  inner_product_param { num_output: 3 } }
+"""
+
+
+def test_a_solver_becomes_a_recipe(home: Path, imported: Path) -> None:
     recipe = recipe_of(imported)
     name = f"caffe:{imported}/net.prototxt"
     assert (recipe.model.name, recipe.data.name, recipe.task.name) == (name, name, name)
     assert recipe.model.args == {"input_CHW": [1, 8, 8]}
     assert recipe.data.path == str(home)
-    sizes = recipe.train.global_batch_size, recipe.train.micro_batch_size, recipe.train.steps
-    assert sizes == (16, 2, 6)
-    assert recipe.solver.clip_gradients == 1.0  # of the mean over 2 passes
-    assert recipe.solver.lr_mult == {"*.bias": 2.0}
-    assert recipe.solver.decay_mult == {"*.bias": 0.0}
-    for file in (solver, home / "models" / "net.prototxt"):
-        assert (imported / file.name).read_bytes() == file.read_bytes()
-    assert f"`{solver}:14`: train.steps 6" in (imported / "report.md").read_text()
+    train, solver = recipe.train, recipe.solver
+    assert (train.global_batch_size, train.micro_batch_size, train.steps) == (16, 2, 6)
+    assert (train.eval_every, train.eval_batch_size, train.seed, train.device) == (3, 4, 3, "cpu")
+    assert (solver.type, solver.momentum_form, solver.decay_form) == ("sgd", "caffe", "l1")
+    assert solver.clip_gradients == 1.0  # of the mean over 2 passes
+    assert solver.lr_mult == {"*.bias": 2.0}
+    assert solver.decay_mult == {"*.bias": 0.0}
+    assert recipe.checkpoint.every == 3
+
+
+def test_the_net_is_the_users_file_and_the_report_has_lines(home: Path, imported: Path) -> None:
+    for name in ("net.prototxt", "solver.prototxt"):
+        assert (imported / name).read_bytes() == (home / "models" / name).read_bytes()
+    report = (imported / "report.md").read_text()
+    assert f"`{home / 'models' / 'solver.prototxt'}:14`: train.steps 6" in report
     assert {each.name for each in imported.iterdir()} == {
         *("recipe.toml", "net.prototxt", "solver.prototxt", "report.md", "about.json")
     }
 
 
-def test_the_recipe_trains_to_the_same_bits_on_two_workers(
-    imported: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    runs = [
-        train(imported / "recipe.toml", tmp_path / str(n), "--nproc-per-node", n) for n in (1, 2)
-    ]
-    one, two = map(record_of, runs)
-    assert one["weights_sha256"] == two["weights_sha256"]
-    assert two["metrics"] == ["accuracy"]
-    evaluated = json.loads(shown(capsys, "evaluate", runs[1], "--json"))
-    assert evaluated["loss"] == two["test_loss"]
+def digest(recipe: Path, folder: Path, workers: int) -> str:
+    done = typed.firecaffe(
+        *("train", recipe, "--nproc-per-node", workers, "--run.folder", folder),
+        *("--run.tensorboard", "false"),
+    )
+    assert done.returncode == 0, done.stderr
+    found: str = read_run_file(folder, "result.json")["weights_sha256"]
+    return found
+
+
+def test_the_recipe_trains_to_the_same_bits_on_two_workers(imported: Path, tmp_path: Path) -> None:
+    recipe = imported / "recipe.toml"
+    one = digest(recipe, tmp_path / "one", 1)
+    assert digest(recipe, tmp_path / "two", 2) == one
+    result = json.loads((tmp_path / "two" / "result.json").read_text())
+    assert result["metrics"] == ["accuracy"]
+    done = typed.firecaffe("evaluate", tmp_path / "two", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["loss"] == result["test_loss"]
 
 
 def blobs(*shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
@@ -166,79 +167,107 @@ def blobs(*shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
 
 
 def write_caffemodel(path: Path, **layers: list[NDArray[np.float32]]) -> Path:
-    rows = [caffemodel.TrainedLayer(name, "", each) for name, each in layers.items()]
-    caffemodel.write(path, rows)
+    caffemodel.write(
+        path, [caffemodel.TrainedLayer(name, "", each) for name, each in layers.items()]
+    )
     return path
 
 
 def test_layers_are_filled_by_name_and_a_renamed_one_starts_afresh(
-    solver: Path, tmp_path: Path, capsys: Capture
+    home: Path, tmp_path: Path
 ) -> None:
     conv = blobs((4, 1, 3, 3), (4,))
-    layers = {"conv/1": conv, "fc8": blobs((1000, 36), (1000,))}
-    file = write_caffemodel(tmp_path / "x.caffemodel", **layers)
+    file = write_caffemodel(
+        tmp_path / "x.caffemodel", **{"conv/1": conv, "fc8": blobs((1000, 36), (1000,))}
+    )
     folder = tmp_path / "tuned"
-    said = shown(capsys, "import", solver, "--weights", file, "--out", folder)
-    assert "start as their fillers say: fc" in said
-    assert "in the file alone: fc8" in said
+    solver = home / "models" / "solver.prototxt"
+    done = typed.firecaffe("import", solver, "--weights", file, "--out", folder)
+    assert done.returncode == 0, done.stderr
+    assert "start as their fillers say: fc" in done.stdout
+    assert "in the file alone: fc8" in done.stdout
     held = load_file(folder / "weights.safetensors")
     assert held.keys() == {"conv_1.weight", "conv_1.bias"}
     assert np.array_equal(held["conv_1.weight"], conv[0])
-    still = ("--solver.base_lr", 0, "--train.steps", 1)
-    run = train(folder / "recipe.toml", tmp_path / "run", *still)
-    trained = firecaffe.load(run).state_dict()
+    done = typed.firecaffe(
+        *("train", folder / "recipe.toml", "--run.folder", tmp_path / "run"),
+        *("--solver.base_lr", 0, "--train.steps", 1),
+    )
+    assert done.returncode == 0, done.stderr
+    trained = firecaffe.load(tmp_path / "run").state_dict()
     assert np.array_equal(trained["conv_1.weight"].numpy(), conv[0])
     assert trained["fc.weight"].abs().max() > 0
-    # One of that name with another shape is an error.
-    write_caffemodel(file, **{"conv/1": blobs((4, 3, 3, 3), (4,))})
-    line = refused(capsys, 2, "import", solver, "--weights", file, "--out", tmp_path / "no")
-    assert "net.prototxt:13: the weights of Convolution 'conv/1' are" in line
+
+
+def test_a_layer_of_that_name_with_another_shape_is_an_error(home: Path, tmp_path: Path) -> None:
+    file = write_caffemodel(tmp_path / "x.caffemodel", **{"conv/1": blobs((4, 3, 3, 3), (4,))})
+    words = ("import", home / "models" / "solver.prototxt", "--weights", file)
+    done = typed.firecaffe(*words, "--out", tmp_path / "no")
+    assert done.returncode == 2
+    assert "net.prototxt:13: the weights of Convolution 'conv/1' are" in done.stderr
     assert not (tmp_path / "no").exists()
 
 
-def test_a_net_with_all_its_weights_is_used_as_it_is(tmp_path: Path, capsys: Capture) -> None:
+def test_a_net_with_all_its_weights_is_used_as_it_is(tmp_path: Path) -> None:
     net = tmp_path / "deploy.prototxt"
     net.write_text(DEPLOY)
     conv, other = blobs((4, 1, 3, 3), (4,)), blobs((3, 144), (3,))
     file = write_caffemodel(tmp_path / "x.caffemodel", **{"conv/1": conv, "other": other})
     folder = tmp_path / "deploy"
-    shown(capsys, "import", net, "--weights", file, "--out", folder)
+    done = typed.firecaffe("import", net, "--weights", file, "--out", folder)
+    assert done.returncode == 0, done.stderr
     network = firecaffe.load(folder)
     assert np.array_equal(network.state_dict()["other.weight"].numpy(), other[0])
-    export = ("export", folder, "--to", "safetensors")
-    shown(capsys, *export)
+    done = typed.firecaffe("export", folder, "--to", "safetensors")
+    assert done.returncode == 0, done.stderr
     assert load_file(folder / "model.safetensors").keys() == network.state_dict().keys()
-    assert "--data.name" in refused(capsys, 2, "evaluate", folder)
+    done = typed.firecaffe("evaluate", folder)
+    assert done.returncode == 2
+    assert "--data.name" in done.stderr
     # A run that began there and has saved nothing is no trained network.
     (folder / "environment.json").write_text("{}")
-    assert "checkpoint" in refused(capsys, 4, *export, "--overwrite")
+    done = typed.firecaffe("export", folder, "--to", "safetensors", "--overwrite")
+    assert done.returncode == 4
+    assert "checkpoint" in done.stderr
 
 
 def test_a_deployed_net_gives_the_probabilities_that_it_gave_before(
-    imported: Path, tmp_path: Path, capsys: Capture
+    home: Path, imported: Path, tmp_path: Path
 ) -> None:
     """Its file ends in a Softmax, as Caffe's deploy.prototxt does, and it is not applied twice."""
-    run = train(imported / "recipe.toml", tmp_path / "run")
-    shown(capsys, "export", run, "--to", "caffemodel", "--out", tmp_path / "d.caffemodel")
-    deploy = tmp_path / "d.prototxt"
-    assert 'type: "Softmax"' in deploy.read_text()
+    run = tmp_path / "run"
+    done = typed.firecaffe("train", imported / "recipe.toml", "--run.folder", run, cwd=imported)
+    assert done.returncode == 0, done.stderr
+    done = typed.firecaffe("export", run, "--to", "caffemodel", "--out", tmp_path / "d.caffemodel")
+    assert done.returncode == 0, done.stderr
+    assert 'type: "Softmax"' in (tmp_path / "d.prototxt").read_text()
     whole = ("--weights", tmp_path / "d.caffemodel", "--out", tmp_path / "d")
-    assert "Softmax 'prob'" in shown(capsys, "import", deploy, *whole)
+    done = typed.firecaffe("import", tmp_path / "d.prototxt", *whole)
+    assert done.returncode == 0, done.stderr
+    assert "Softmax 'prob'" in done.stdout
     sample = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     before, after = firecaffe.load(run, trust_code=True), firecaffe.load(tmp_path / "d")
     with torch.no_grad():
         assert torch.equal(before(sample), after(sample))
-    again = tmp_path / "again.caffemodel"
-    shown(capsys, "export", tmp_path / "d", "--to", "caffemodel", "--out", again)
-    assert again.with_suffix(".prototxt").read_text() == deploy.read_text()
+    words = ("--to", "caffemodel", "--out", tmp_path / "again.caffemodel")
+    done = typed.firecaffe("export", tmp_path / "d", *words)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "again.prototxt").read_text() == (tmp_path / "d.prototxt").read_text()
 
 
-def test_plan_profile_and_verify_take_it(imported: Path, capsys: Capture) -> None:
-    recipe = imported / "recipe.toml"
-    shown(capsys, "plan", recipe, "--workers", "1,2", "--json")
-    net = f"caffe:{imported}/net.prototxt"
-    assert "conv_1" in shown(capsys, "profile", net, "--input", "1x8x8")
-    done = typed.firecaffe("verify", recipe, "--steps", 2, "--nproc-per-node", "1,2", cwd=imported)
+def test_plan_and_profile_take_it(home: Path, imported: Path) -> None:
+    done = typed.firecaffe("plan", imported / "recipe.toml", "--workers", "1,2", "--json")
+    assert done.returncode == 0, done.stderr
+    done = typed.firecaffe("profile", f"caffe:{imported}/net.prototxt", "--input", "1x8x8")
+    assert done.returncode == 0, done.stderr
+    assert "conv_1" in done.stdout
+
+
+def test_verify_takes_it(imported: Path) -> None:
+    done = typed.firecaffe(
+        *("verify", imported / "recipe.toml", "--steps", 2, "--nproc-per-node", "1,2"),
+        cwd=imported,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -250,52 +279,79 @@ def test_plan_profile_and_verify_take_it(imported: Path, capsys: Capture) -> Non
         ('lr_policy: "step"', 'lr_policy: "plateau"', 2, 'solver.prototxt:10: lr_policy is "plat'),
         ("stepsize: 4", "stepsize: 0", 2, "solver.prototxt:12: solver.stepsize is 0"),
         ("models/net.", "models/no.", 2, 'solver.prototxt:2: net "models/no.prototxt" is not'),
-        ('bottom: "pool"', 'bottom: "pol"', 2, "net.prototxt:24: InnerProduct 'fc' takes 'pol'"),
-        ('type: "ReLU"', 'type: "Relu6"', 2, '"Relu6" at line 18'),
-        ("kernel_size: 3 weight", "kernel_size: 30 weight", 2, "net.prototxt:13: "),
-        (
-            "pool: MAX",
-            "pool: MAX magic: 3",
-            20,
-            "net.prototxt:21: pool: pooling_param.magic is not",
-        ),
     ],
 )
 def test_what_is_wrong_is_one_line_with_its_place(
-    home: Path, tmp_path: Path, before: str, after: str, code: int, said: str, capsys: Capture
+    home: Path, tmp_path: Path, before: str, after: str, code: int, said: str
 ) -> None:
-    name, text = ("solver", SOLVER) if before in SOLVER else ("net", NET)
-    file = home / "models" / tmp_path.name / f"{name}.prototxt"
-    file.parent.mkdir(parents=True)
-    assert before in text
-    file.write_text(text.replace(before, after))
-    root = ["--root", home] if name == "net" else []
-    assert said in refused(capsys, code, "import", file, *root, "--out", tmp_path / "out")
+    assert before in SOLVER
+    solver = home / "models" / "wrong" / tmp_path.name / "solver.prototxt"
+    solver.parent.mkdir(parents=True)
+    solver.write_text(SOLVER.replace(before, after))
+    done = typed.firecaffe("import", solver, "--out", tmp_path / "out")
+    assert done.returncode == code
+    (line,) = done.stderr.splitlines()
+    assert said in line
     assert (tmp_path / "out" / "recipe.toml").exists() == (code == 20)
 
 
-def test_files_that_are_there_are_not_written_over(
-    solver: Path, imported: Path, capsys: Capture
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('bottom: "pool"', 'bottom: "pol"', "net.prototxt:24: InnerProduct 'fc' takes 'pol'"),
+        ('type: "ReLU"', 'type: "Relu6"', '"Relu6" at line 18'),
+        ("kernel_size: 3 weight", "kernel_size: 30 weight", "net.prototxt:13: "),
+    ],
+)
+def test_what_is_wrong_with_a_net_is_one_line_with_its_place(
+    home: Path, tmp_path: Path, before: str, after: str, said: str
 ) -> None:
+    assert before in NET
+    net = tmp_path / "net.prototxt"
+    net.write_text(NET.replace(before, after))
+    done = typed.firecaffe("import", net, "--root", home, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert said in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_layer_with_words_that_nobody_knows_is_left_out(home: Path, tmp_path: Path) -> None:
+    net = tmp_path / "net.prototxt"
+    net.write_text(NET.replace("pool: MAX", "pool: MAX magic: 3"))
+    done = typed.firecaffe("import", net, "--root", home, "--out", tmp_path / "out")
+    assert done.returncode == 20
+    assert "net.prototxt:21: pool: pooling_param.magic is not understood" in done.stderr
+    assert "magic" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_files_that_are_there_are_not_written_over(home: Path, imported: Path) -> None:
+    words = ("import", home / "models" / "solver.prototxt", "--out", imported)
     before = (imported / "recipe.toml").read_bytes()
-    words = ("import", solver, "--out", imported)
-    assert "--overwrite" in refused(capsys, 8, *words)
-    shown(capsys, *words, "--overwrite")
+    done = typed.firecaffe(*words)
+    assert done.returncode == 8
+    assert "--overwrite" in done.stderr
+    done = typed.firecaffe(*words, "--overwrite")
+    assert done.returncode == 0, done.stderr
     assert (imported / "recipe.toml").read_bytes() == before
 
 
-def test_without_the_data_the_shape_is_typed(tmp_path: Path, capsys: Capture) -> None:
+def test_without_the_data_the_shape_is_typed(tmp_path: Path) -> None:
     net = tmp_path / "net.prototxt"
     net.write_text(NET.replace("crop_size: 8", ""))
-    words = ("import", net, "--out", tmp_path / "out")
-    line = refused(capsys, 2, *words)
-    assert "net.prototxt:3: the shape of the samples is not known" in line
-    assert "needed" in shown(capsys, *words, "--input-shape", "1x9x9")
+    done = typed.firecaffe("import", net, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert "net.prototxt:3: the shape of the samples is not known" in done.stderr
+    done = typed.firecaffe(
+        *("import", net, "--out", tmp_path / "out", "--input-shape", "1x9x9"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "needed" in done.stdout
     assert recipe_of(tmp_path / "out").model.args == {"input_CHW": [1, 9, 9]}
 
 
 @pytest.mark.slow
 def test_the_digests_of_any_number_of_workers(imported: Path, tmp_path: Path) -> None:
     recipe = imported / "recipe.toml"
-    runs = (train(recipe, tmp_path / str(n), "--nproc-per-node", n) for n in (1, 2, 3, 4))
-    assert len({record_of(run)["weights_sha256"] for run in runs}) == 1
+    digests = {digest(recipe, tmp_path / str(workers), workers) for workers in (1, 2, 3, 4)}
+    assert len(digests) == 1

@@ -14,9 +14,8 @@ import pytest
 
 from firecaffe.cluster.secret import SECRET
 from firecaffe.faults import KINDS
-from tests.kit.training import record_of
 from tests.loopback import has_ipv6
-from tests.typed import TIMEOUT_S, Typed, firecaffe, torchrun
+from tests.typed import TIMEOUT_S, Typed, firecaffe, python, torchrun
 
 RECIPE = """
 [model]
@@ -40,6 +39,24 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def call(
+    *command: object, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, **(environment or {})},
+        check=False,
+    )
+
+
+def result_of(run: Path) -> dict[str, object]:
+    value: dict[str, object] = json.loads((run / "result.json").read_text())
+    return value
+
+
 def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     done = firecaffe("train", recipe, "--nproc-per-node", "2", "--run.folder", ours)
@@ -53,17 +70,32 @@ def test_train_launches_ranks_and_torchrun_ranks_join(recipe: Path, tmp_path: Pa
     done = torchrun(3, "-m", "firecaffe", "train", recipe, "--run.folder", theirs)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"run folder: {theirs}\n") == 1
-    records = [record_of(run) for run in (ours, theirs)]
-    assert [record["world_size"] for record in records] == [2, 3]
-    assert records[0]["state_sha256"] == records[1]["state_sha256"]
+    assert result_of(ours)["world_size"] == 2
+    assert result_of(theirs)["world_size"] == 3
+    assert result_of(ours)["state_sha256"] == result_of(theirs)["state_sha256"]
+
     compared = firecaffe("compare", ours, theirs, "--json")
+    assert compared.returncode == 0, compared.stderr
     assert json.loads(compared.stdout)["identical"] is True
-    assert {path.name for path in ours.iterdir()} == {
-        *("recipe.toml", "about.json", "environment.json", "forecast.json", "metrics.jsonl"),
-        *("weights.jsonl", "timings", "checkpoints", "result.json"),
+    names = {path.name for path in ours.iterdir()}
+    assert names == {
+        "recipe.toml",
+        "about.json",
+        "environment.json",
+        "forecast.json",
+        "metrics.jsonl",
+        "weights.jsonl",
+        "timings",
+        "checkpoints",
+        "result.json",
     }
     assert {path.name for path in (theirs / "timings").iterdir()} == {
-        f"{kind}-{rank}.jsonl" for kind in ("rank", "round-trips") for rank in range(3)
+        "rank-0.jsonl",
+        "rank-1.jsonl",
+        "rank-2.jsonl",
+        "round-trips-0.jsonl",
+        "round-trips-1.jsonl",
+        "round-trips-2.jsonl",
     }
 
 
@@ -81,16 +113,20 @@ def test_two_launchers_on_one_host_meet(recipe: Path, tmp_path: Path) -> None:
         said = [first.communicate(), second.communicate()]
         assert [first.wait(), second.wait()] == [0, 0], said
     assert "".join(out for out, _ in said).count(f"run folder: {tmp_path / 'run'}\n") == 1
-    assert record_of(tmp_path / "run")["world_size"] == 2
+    assert result_of(tmp_path / "run")["world_size"] == 2
 
 
-def test_verify_says_identical_or_names_the_first_difference(recipe: Path) -> None:
-    done = firecaffe("verify", recipe, "--nproc-per-node", "1,2", "--steps", "2")
+def test_verify_says_identical(recipe: Path) -> None:
+    words = ["--nproc-per-node", "1,2", "--steps", "2"]
+    done = firecaffe("verify", recipe, *words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("identical: 1, 2 workers, every tensor after")
     assert "run folder" not in done.stdout  # they were temporary
-    ring = ["--exchange.algorithm", "ring"]
-    done = firecaffe("verify", recipe, "--nproc-per-node", "1,3", "--steps", "2", *ring)
+
+
+def test_verify_names_the_first_difference(recipe: Path) -> None:
+    words = ["--nproc-per-node", "1,3", "--steps", "2", "--exchange.algorithm", "ring"]
+    done = firecaffe("verify", recipe, *words)
     assert done.returncode == 7
     (line,) = done.stderr.splitlines()
     assert "1 and 3 workers differ from step 1 on, first in parameter/conv1." in line
@@ -98,14 +134,23 @@ def test_verify_says_identical_or_names_the_first_difference(recipe: Path) -> No
 
 
 def test_the_master_port_of_torchruns_environment_in_use(recipe: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
-        of_rank = {"RANK": "0", "WORLD_SIZE": "2"}
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        done = firecaffe("train", recipe, environment={**of_rank, **master})
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        environment = {
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        done = firecaffe("train", recipe, environment=environment)
     assert done.returncode == 6
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("firecaffe: ")]
-    assert f"rank 0: 2 ranks did not meet at 127.0.0.1:{port}: the port is in use" in line
+    own = [line for line in done.stderr.splitlines() if line.startswith("firecaffe: ")]
+    assert own == [
+        f"firecaffe: rank 0: 2 ranks did not meet at 127.0.0.1:{port}: "
+        "the port is in use; choose another MASTER_PORT (--master-port)"
+    ]
     assert "Traceback" not in done.stderr
 
 
@@ -136,21 +181,14 @@ run()
 
 
 def test_a_ranks_end_does_not_wait_for_the_threads_of_its_process_group() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BUSY],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, "RANK": "0"},
-        check=False,
-    )
+    done = call(sys.executable, "-c", BUSY, environment={"RANK": "0"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "gathering\n", "")
 
 
 def test_a_killed_rank_ends_the_run_with_its_name(recipe: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    words = ["--train.steps", 100000, "--train.eval_every", 1, "--data.hold_out", 0.01]
-    command = ["train", recipe, *words, "--nproc-per-node", 2, "--run.folder", run]
+    command = ["train", recipe, "--train.steps", 100000, "--nproc-per-node", 2]
+    command += ["--run.folder", tmp_path / "run", "--train.eval_every", 1]
+    command += ["--data.hold_out", 0.01]
     with Typed("-m", "firecaffe", *command) as process:
         for line in process.stdout:
             if "validation at step" in line:
@@ -165,7 +203,7 @@ def test_a_killed_rank_ends_the_run_with_its_name(recipe: Path, tmp_path: Path) 
     assert re.match(r"firecaffe: rank 1 on \S+ was killed at step \d+: SIGKILL", line), line
     _, left = psutil.wait_procs(ranks, timeout=120)  # a process beside a rank ends just after it
     assert not left
-    assert not (run / "result.json").exists()
+    assert not (tmp_path / "run" / "result.json").exists()
 
 
 def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(
@@ -190,9 +228,19 @@ def test_a_killed_run_goes_on_from_its_checkpoint_to_the_same_bits(
 
     done = firecaffe("train", recipe, *words, "--resume", killed, "--run.folder", resumed)
     assert done.returncode == 0, done.stderr
-    assert record_of(resumed)["state_sha256"] == record_of(whole)["state_sha256"]
+    assert result_of(resumed)["state_sha256"] == result_of(whole)["state_sha256"]
     first = json.loads((resumed / "metrics.jsonl").read_text().splitlines()[0])
     assert first["step"] > 4  # it did go on from a checkpoint
+
+
+def test_example_of_an_own_model(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "own_model.py"
+    lines = []
+    for done in (python(example, cwd=tmp_path), torchrun(2, example, cwd=tmp_path)):
+        assert done.returncode == 0, done.stderr
+        lines.append(done.stdout.splitlines()[-1])
+    assert lines[0] == lines[1]
+    assert lines[0].startswith("top-1 9") or lines[0].startswith("top-1 100")
 
 
 def test_a_reader_that_leaves_ends_nothing(recipe: Path, tmp_path: Path) -> None:
@@ -205,7 +253,7 @@ def test_a_reader_that_leaves_ends_nothing(recipe: Path, tmp_path: Path) -> None
     (line,) = errors.splitlines()
     assert "stdout" in line
     assert "Broken pipe" in line
-    assert record_of(run)["lost_output"] == {"stdout": "Broken pipe"}
+    assert result_of(run)["lost_output"] == {"stdout": "Broken pipe"}
 
 
 def test_a_closed_terminal_stops_a_run_with_a_checkpoint(recipe: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""firecaffe.launch and firecaffe.train(…, workers=N): of a script's `__main__`, or of a notebook.
+"""firecaffe.launch: a function of a script's `__main__`, or of a notebook, on workers of this host.
 
 A script is typed once, and launches as often as there is something to see.
 """
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.tracebacks import owners
-from tests.typed import TIMEOUT_S, Typed, python, torchrun
+from tests.typed import TIMEOUT_S, Typed, python
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
@@ -30,6 +30,10 @@ class Net(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(64, 2))
 
+class Answer:
+    def __init__(self, *found):
+        self.found = found
+
 RECIPE = firecaffe.Recipe(
     train=firecaffe.TrainConfig(global_batch_size=16, micro_batch_size=4, steps=3),
     run=firecaffe.RunConfig(tensorboard=False),
@@ -39,22 +43,11 @@ def data(number):
     images = torch.arange(number * 64).reshape(number, 1, 8, 8) % 251
     return firecaffe.TensorDataset(images.to(torch.uint8), torch.arange(number) % 2, num_classes=2)
 
-def train(*more, train_set=data(64), **words):
-    return firecaffe.train(RECIPE, Net, train_set, data(32), *more, **words)
-
-def error_of(function, *args, **words):
-    try:
-        function(*args, **words)
-    except firecaffe.FirecaffeError as error:
-        notes = "".join(getattr(error, "__notes__", []))
-        return [type(error).__name__, str(error), error.exit_code, notes]
+def train(*more):
+    return firecaffe.train(RECIPE, Net, data(64), data(32), *more)
 """
 
 RETURNS = """
-class Answer:
-    def __init__(self, *parts):
-        self.parts = parts
-
 def twice(word):
     first, second = train(), train()
     assert first.weights_sha256 == second.weights_sha256
@@ -73,7 +66,7 @@ answers = [firecaffe.launch(twice, count, kwargs={"word": "word"}) for count in 
 assert (signal.getsignal(signal.SIGTERM), dict(os.environ), random.getstate()) == before
 assert logging.root.manager.disable == logging.DEBUG
 assert all(type(answer) is Answer for answer in answers)
-print(json.dumps([answer.parts for answer in answers]))
+print(json.dumps([answer.found for answer in answers]))
 """
 
 FAILS = """
@@ -96,37 +89,27 @@ def ends():
 def returns_a_lock():
     return threading.Lock()
 
-def launched(function, *args, **options):
-    return error_of(firecaffe.launch, function, *args, **options)
+def told(function, *args, **options):
+    try:
+        firecaffe.launch(function, *args, **options)
+    except firecaffe.FirecaffeError as error:
+        notes = "".join(getattr(error, "__notes__", []))
+        return [str(error), error.exit_code, notes]
 
 wrong = firecaffe.Recipe(train=firecaffe.TrainConfig(global_batch_size=16, micro_batch_size=5))
 print(json.dumps({
-    "one fails": launched(one_fails, 2),
-    "all fail": launched(all_fail, 2),
-    "own loss": launched(loss_fails, 2),
-    "recipe": launched(lambda: firecaffe.train(wrong, Net, data(64), data(32)), 2),
-    "ends": launched(ends, 2),
-    "returned": launched(returns_a_lock, 1),
-    "function": launched(3, 2),
-    "number": launched(train, 0),
-    "argument": launched(train, 1, args=(threading.Lock(),)),
-    "in a rank": launched(lambda: firecaffe.launch(train, 2), 1),
+    "one fails": told(one_fails, 2),
+    "all fail": told(all_fail, 2),
+    "own loss": told(loss_fails, 2),
+    "recipe": told(lambda: firecaffe.train(wrong, Net, data(64), data(32)), 2),
+    "ends": told(ends, 2),
+    "returned": told(returns_a_lock, 1),
+    "function": told(3, 2),
+    "number": told(train, 0),
+    "argument": told(train, 1, args=(threading.Lock(),)),
+    "in a rank": told(lambda: firecaffe.launch(train, 2), 1),
 }))
 """
-
-FAILURES: dict[str, tuple[int, list[str], str]] = {
-    "one fails": (1, ["rank 1", "one_fails", "KeyError", "of one"], "in one_fails"),
-    "all fail": (1, ["rank", "all_fail", "ValueError", "of all"], "in all_fail"),
-    "own loss": (2, ["rank", "ZeroDivisionError", "of the loss"], "in loss"),
-    "recipe": (2, ["rank", "train.micro_batch_size"], ""),
-    "ends": (9, ["rank 1", "ends", "9"], ""),
-    "returned": (2, ["rank 0", "returns_a_lock", "lock"], ""),
-    "function": (2, ["function is 3"], ""),
-    "number": (2, ["nproc_per_node is 0"], ""),
-    "argument": (2, ["train", "lock"], ""),
-    "in a rank": (2, ["rank 0", "torchrun"], ""),
-}
-"""By name: exit code, parts of the line, and of the traceback below it."""
 
 LETS_THROUGH = """
 def fails():
@@ -143,45 +126,6 @@ def waits():
     time.sleep(1000)
 
 firecaffe.launch(waits, 2)
-"""
-
-
-WORKERS = """
-class Noting(firecaffe.Plugin):
-    def __init__(self, folder):
-        self.folder = folder
-
-    def around_batches(self, batches, world):
-        open(f"{self.folder}/{world.rank}-of-{world.world_size}", "w").close()
-        return batches
-
-    def check(self, world_size):
-        if world_size == 3:
-            raise firecaffe.DataError("not on three")
-
-RECIPE.write("recipe.toml")
-by_path = firecaffe.train("recipe.toml", Net, data(64), data(32), workers=1)
-result = train(workers=2, plugins=[Noting(os.getcwd())])
-print(json.dumps({
-    "digests": [result.weights_sha256, by_path.weights_sha256],
-    "plugins": json.load(open(result.folder / "result.json"))["plugins"],
-    "errors": {
-        "workers is 0": error_of(train, workers=0),
-        "max_restarts": error_of(train, max_restarts=1),
-        "plugins": error_of(train, plugins=[Noting]),
-        "not on three": error_of(train, workers=3, plugins=[Noting(".")]),
-        "loss": error_of(train, workers=2, loss=3),
-        "micro-batches": error_of(train, workers=7),
-        "set": error_of(train, workers=2, train_set=[[1.0]]),
-        "nowhere": error_of(train, workers=2, resume="nowhere"),
-    },
-}))
-"""
-
-TORCHRUN = """
-result = train()
-if os.environ["RANK"] == "0":
-    print(json.dumps([result.weights_sha256, error_of(train, workers=2)]))
 """
 
 
@@ -206,15 +150,28 @@ def test_a_function_of_the_script_returns_what_rank_0_does(tmp_path: Path) -> No
 def test_what_goes_wrong_is_one_line_with_its_rank_and_its_code(tmp_path: Path) -> None:
     done = run(tmp_path, FAILS)
     assert done.returncode == 0, done.stderr
-    answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert answers.keys() == FAILURES.keys()
-    for name, (code, parts, of_traceback) in FAILURES.items():
-        _, line, exit_code, notes = answers[name]
-        assert exit_code == code, name
-        assert "\n" not in line
-        assert all(part in line for part in parts), line
-        assert notes.count("Traceback") == bool(of_traceback) == bool(notes), (name, notes)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert all("\n" not in line for line, _, _ in found.values())
+    expected: dict[str, tuple[int, list[str], str]] = {
+        "one fails": (1, ["rank 1", "one_fails", "KeyError", "of one"], "in one_fails"),
+        "all fail": (1, ["rank", "all_fail", "ValueError", "of all"], "in all_fail"),
+        "own loss": (2, ["rank", "ZeroDivisionError", "of the loss"], "in loss"),
+        "recipe": (2, ["rank", "train.micro_batch_size"], ""),
+        "ends": (9, ["rank 1", "ends", "9"], ""),
+        "returned": (2, ["rank 0", "returns_a_lock", "lock"], ""),
+        "function": (2, ["function is 3"], ""),
+        "number": (2, ["nproc_per_node is 0"], ""),
+        "argument": (2, ["train", "lock"], ""),
+        "in a rank": (2, ["rank 0", "torchrun"], ""),
+    }
+    assert found.keys() == expected.keys()
+    for what, (code, words, of_traceback) in expected.items():
+        line, exit_code, notes = found[what]
+        assert exit_code == code, what
+        assert all(word in line for word in words), line
+        assert bool(notes) == bool(of_traceback), (what, notes)
         assert of_traceback in notes
+        assert notes.count("Traceback") == bool(of_traceback)
     assert "Traceback" not in done.stderr
 
 
@@ -243,27 +200,6 @@ def test_ctrl_c_leaves_no_worker(tmp_path: Path) -> None:
         _, errors = process.communicate()
         assert errors.splitlines()[-1].startswith("firecaffe: ended by SIGINT")
         assert not any(worker.is_running() for worker in workers)
-
-
-def test_workers_come_to_the_weights_of_torchrun(tmp_path: Path) -> None:
-    done = run(tmp_path, WORKERS)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout.splitlines()[-1])
-    (tmp_path / "script.py").write_text(BEGINNING + TORCHRUN)
-    launched = torchrun(2, "script.py", cwd=tmp_path)
-    assert launched.returncode == 0, launched.stderr
-    (line,) = [line for line in launched.stdout.splitlines() if line.startswith("[")]
-    digest, error = json.loads(line)
-    assert answer["digests"] == [digest, digest]
-    assert error[0] == "RecipeError"
-    assert "workers" in error[1]
-    assert {path.name for path in tmp_path.glob("*-of-*")} == {"0-of-2", "1-of-2"}
-    assert answer["plugins"] == ["__main__.Noting"]
-    # Before any worker is started: what ends a worker is a RankFailedError.
-    kinds = {"not on three": "DataError", "set": "DataError", "nowhere": "UnfitCheckpointError"}
-    for part, (kind, line, _, _) in answer["errors"].items():
-        assert kind == kinds.get(part, "RecipeError"), (part, line)
-        assert part in line
 
 
 @pytest.mark.slow

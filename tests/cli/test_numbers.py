@@ -29,7 +29,11 @@ LINES = {
     "verify RECIPE": ["--nproc-per-node", "--nproc-per-node=1,", "--steps"],
     "tune RECIPE": ["--global-batch-size"],
     "tune RECIPE --global-batch-size 16": [
-        *("--nproc-per-node", "--budget", "--seeds", "--band", "--side-by-side")
+        "--nproc-per-node",
+        "--budget",
+        "--seeds",
+        "--band",
+        "--side-by-side",
     ],
     "plan RECIPE": ["--workers"],
     "plan RECIPE --workers 1 --epochs 8=3": ["--noise-scale"],

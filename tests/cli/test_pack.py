@@ -5,6 +5,8 @@ import json
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import pytest
+
 from firecaffe.cli import main
 from firecaffe.data import DataConfig, open_data
 from firecaffe.planner.cluster import load_cluster
@@ -38,6 +40,31 @@ def test_pack_info_and_verify(tmp_path: Path) -> None:
     code, out, err = typed("pack", "--verify", dest)
     assert code == 3
     assert err.startswith(f"firecaffe: {shard}, sample 0: its bytes are not those that were packed")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["pack"], 2, "pack takes SOURCE and DEST; found nothing"),
+        (["pack", "nowhere", "x"], 3, "nowhere: there is no such file or folder"),
+        (
+            ["pack", "a", "b", "--shard-size", "big"],
+            2,
+            "--shard-size is 'big'; it must be as 256MB",
+        ),
+        (["pack", "a", "b", "--quality", "200"], 2, "--quality is 200; it must be 1 to 100"),
+        (["pack", "a", "--verify", "b"], 2, "pack takes SOURCE and DEST; or --verify DEST"),
+        (["pack", "--info", "nowhere"], 3, "nowhere/dataset.json: cannot be read, No such file"),
+        (["bench", "data", "nowhere"], 3, "nowhere: there is no such file or folder"),
+        (["bench", "data", "x", "--crop", "999"], 2, "--resize at least --crop"),
+        (["bench", "data", "x", "--write", "a.txt"], 2, "--write is a.txt; it must end in .toml"),
+    ],
+)
+def test_mistakes_get_one_line(words: list[str], code: int, said: str) -> None:
+    found, _, err = typed(*words)
+    assert found == code
+    assert said in err
+    assert len(err.splitlines()) == 1
 
 
 def test_a_folder_of_classes_has_a_test_part_held_out(tmp_path: Path) -> None:

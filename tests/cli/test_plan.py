@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 from firecaffe import plan as firecaffe_plan
 from firecaffe.api.cluster_file import write_cluster
 from firecaffe.cli import main
-from firecaffe.errors import RecipeError
+from firecaffe.data.decode import cores
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.split_plans import WAYS
+from tests.typed import firecaffe, torchrun
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "nin_small.toml"
 
@@ -39,20 +41,16 @@ def planned(*words: str) -> list[dict[str, Any]]:
     return value
 
 
-def test_a_recipe_on_a_shipped_cluster(tmp_path: Path) -> None:
-    (answer,) = planned(str(RECIPE), "--cluster", "cpu-host", "--workers", "1,2,4")
-    rows = answer["rows"]
+def test_a_recipe_on_a_shipped_cluster() -> None:
+    (found,) = planned(str(RECIPE), "--cluster", "cpu-host", "--workers", "1,2,4")
+    rows = found["rows"]
     assert {row["workers"] for row in rows} == {1, 2, 4}
     assert all(row["step_low_s"] < row["step_s"] < row["step_high_s"] for row in rows)
-    assert answer["advice"].startswith("Use ")
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "plan.png"
-    code, out, err = plan(str(RECIPE), "--workers", "1,2", "--plot", str(picture))
-    assert code == 0, err
-    assert "samples/s" in out
-    assert "To change first" in out or "No single change" in out
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert list(tmp_path.iterdir()) == [picture]
+    assert found["advice"].startswith("Use ")
+    shown = firecaffe("plan", str(RECIPE), "--workers", "1,2")
+    assert shown.returncode == 0
+    assert "samples/s" in shown.stdout
+    assert "To change first" in shown.stdout or "No single change" in shown.stdout
 
 
 def test_more_workers_than_were_measured_are_noted_and_one_host_has_no_more(tmp_path: Path) -> None:
@@ -78,7 +76,7 @@ def test_the_exchange_that_the_training_will_use_has_a_row_in_every_table(tmp_pa
 
 def test_own_epochs_give_hours_and_the_largest_useful_batch() -> None:
     """nin_small has batches of 64. The points lie on 10 (1 + B / 128)."""
-    words = [str(RECIPE), "--workers", "1,2", "--exchanges", "ring", "--epochs"]
+    words = [str(RECIPE), "--workers", "1,2", "--epochs"]
     (answer,) = planned(*words, "32=12.5,256=30")
     for row in answer["rows"]:
         assert row["epochs_to_accuracy"]["epochs"] == pytest.approx(15)
@@ -87,28 +85,12 @@ def test_own_epochs_give_hours_and_the_largest_useful_batch() -> None:
         assert "Largest useful batch: about 128" in plan(*words, *given.split())[1]
     _, out, _ = plan(*words, "512=12,1024=13")
     assert "at least" in next(line for line in out.splitlines() if line.startswith("To your"))
-    pairs = firecaffe_plan(RECIPE, workers="1,2", exchanges=["ring"], epochs={32: 12.5, 256: 30})
+    pairs = firecaffe_plan(RECIPE, workers="1,2", epochs={32: 12.5, 256: 30})
     assert pairs.to_dict() == [answer | {"workload": str(RECIPE)}]
 
 
-def test_exchanges_and_compressors_of_a_plan_may_be_named() -> None:
-    """The backend's own is among them, and a comma within parentheses parts nothing."""
-    names = "native,hierarchical(tree,ring)"
-    words = ["--model", "lenet", "--cluster", "dgx-a100", "--workers", "16", "--exchanges", names]
-    (answer,) = planned(*words)
-    assert {row["exchange"] for row in answer["rows"]} == {"native", "hierarchical(tree,ring)"}
-    words = [str(RECIPE), "--workers", "2", "--exchange.compressor", "int8"]
-    for more, compressors in (
-        ([], {"none", "int8"}),
-        (["--compressors", "none"], {"none"}),
-        (["--compressors", "one_bit", "--exchange.compressor", "threshold"], {"one_bit"}),
-    ):
-        (answer,) = planned(*words, *more)
-        assert {row["compressor"] for row in answer["rows"]} == compressors
-
-
 def test_compare_and_several_clusters() -> None:
-    clusters = ["--cluster", "ethernet-1g,infiniband-ndr", "--workers", "8", "--exchanges", "ring"]
+    clusters = ["--cluster", "ethernet-1g,infiniband-ndr", "--workers", "8"]
     found = planned("--compare", str(RECIPE), str(RECIPE), *clusters)
     assert [each["cluster"] for each in found] == ["ethernet-1g", "infiniband-ndr"]
     found = planned("--model", "googlenet", "--compressors", "all", *clusters)
@@ -136,38 +118,103 @@ def test_a_network_alone_has_a_batch_that_all_workers_can_share(
     assert max(row["workers"] for row in found["rows"]) == most
 
 
-def test_arithmetic_that_a_device_has_not_is_said() -> None:
-    """A recipe may ask for it, as it is the run that decides; --precision is refused."""
-    words = [str(RECIPE), "--workers", "1", "--cluster", "titan"]
-    for more, is_noted in (([], False), (["--train.autocast", "bfloat16"], True)):
-        (answer,) = planned(*words, *more)
-        assert ("no rate of bfloat16" in answer["assumption"]) is is_noted
-    for word in ("half", 16, ["bf16"]):
-        with pytest.raises(RecipeError, match=r"precision is .*fp32, tf32, fp16, bf16"):
-            firecaffe_plan(model="lenet", workers=1, precision=word)  # type: ignore[arg-type]
+def test_a_plan_takes_the_recipe_s_compressor_or_those_asked_for() -> None:
+    words = [str(RECIPE), "--workers", "2", "--exchange.compressor", "int8"]
+    for more, compressors in (
+        ([], {"none", "int8"}),
+        (["--compressors", "none"], {"none"}),
+        (["--compressors", "one_bit", "--exchange.compressor", "threshold"], {"one_bit"}),
+    ):
+        (found,) = planned(*words, *more)
+        assert {row["compressor"] for row in found["rows"]} == compressors
 
 
-RATES = """
-name = "mine"
-source = "our cluster"
-cluster = "ec2-p3"
-[[trainings]]
-model = "resnet50"
-batch = 64
-precision = "fp16"
-rows = [{ devices = 1, per_s = 800.0, fit = true }]
-"""
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "googlenet", "--cluster", "atlantis"], "no cluster 'atlantis'"),
+        (["--model", "nonet"], "no network is called 'nonet'"),
+        (["--model", "googlenet", "--workers", "0"], "--workers is 0"),
+        (["--model", "googlenet", "--workers", "many"], "--workers is 'many'"),
+        (
+            ["--model", "googlenet", "--workers", "64", *BATCH_OF_32],
+            "only 32 micro-batches",
+        ),
+        ([str(RECIPE), "--workers", "64"], "only 8 micro-batches"),
+        (["--compare", "a.toml", "b.toml", "--global-batch-size", "8"], "train.global_batch_size"),
+        ([str(RECIPE), "--global-batch-size", "8"], "--train.global_batch_size"),
+        ([str(RECIPE), "--exchange.compressor", "threshold"], "exchange.compressor is 'threshold'"),
+        (["--train.steps", "3", "--model", "lenet"], "--train.steps is a setting of a recipe"),
+        (["--model", "googlenet", "--exchanges", "smoke"], "--exchanges: no exchange 'smoke'"),
+        (
+            [
+                *("--model", "lenet", "--cluster", "dgx-a100", "--workers", "12"),
+                *("--exchanges", "hierarchical(tree,ring)"),
+            ],
+            "--workers: 12 ranks do not fill nodes of 8",
+        ),
+        (["--model", "googlenet", "--compressors", "zip"], "no 'zip'"),
+        (["--model", "googlenet", "--micro-batch-size", "0"], "at least 1"),
+        (
+            ["--model", "googlenet", "--micro-batch-size", "7", "--global-batch-size", "256"],
+            "must be a multiple",
+        ),
+        (
+            [
+                "--model",
+                "vgg19",
+                "--cluster",
+                "titan",
+                "--global-batch-size",
+                "512",
+                "--micro-batch-size",
+                "128",
+            ],
+            "has 6 GB; use smaller micro-batches",
+        ),
+        ([str(RECIPE), "--model", "lenet"], "--model has no effect beside a recipe"),
+        ([str(RECIPE), "--args", "{a=1}"], "--args has no effect beside a recipe"),
+        ([str(RECIPE), "--workers", ""], "--workers is empty"),
+        ([str(RECIPE), "--ways="], "--ways is empty"),
+        ([str(RECIPE), "--precision", ""], "--precision is empty"),
+        ([str(RECIPE), "--cluster", str(RECIPE)], "a recipe; expected a file that describes a clu"),
+        ([], "give a recipe, --model or --compare"),
+        (["none.toml"], "No such file"),
+        ([str(RECIPE), "--cluster", "none.toml"], "No such file"),
+        ([str(RECIPE), "--plot", "plan.html"], "must end in .png"),
+        ([*ALEXNET, "--device", "a1000"], "--device is 'a1000'; there are a10, a100, a100-40-pcie"),
+        ([*ALEXNET, "--device", "a100", "--links", "fast"], "--links is 'fast'; it must be rates"),
+        ([*ALEXNET, "--links", "10"], "--links has no effect beside a cluster"),
+        ([*ALEXNET, "--device", "a100", "--all"], "--all has no effect beside --device"),
+        ([str(RECIPE), "--device", "a100", "--measure"], "--measure has no effect beside --device"),
+        (
+            ["--compare", str(RECIPE), str(RECIPE), "--html", "plan.html"],
+            "--compare has no effect beside --html",
+        ),
+        ([str(RECIPE), "--epochs", "64=10"], "--epochs: 1 batch with known epochs"),
+        ([str(RECIPE), "--epochs", "64:10,128:11"], "must be batches and their epochs"),
+        ([str(RECIPE), "--noise-scale", "64"], "--noise-scale goes with --epochs"),
+        ([str(RECIPE), "--ways", "columns"], "--ways: no 'columns'; there are all, data,"),
+        (
+            [str(RECIPE), "--workers", "1", "--ways", "all"],
+            "--ways plans for 2 to 512 workers; found 1",
+        ),
+    ],
+)
+def test_impossible_input_gets_one_line(words: list[str], said: str) -> None:
+    code, _, err = plan(*words)
+    assert code == 2
+    (line,) = err.splitlines()
+    assert line.startswith("firecaffe: ")
+    assert said in line
 
 
-def test_a_file_of_rates_brings_its_cluster_with_its_arithmetic(tmp_path: Path) -> None:
-    path = tmp_path / "rates.toml"
-    path.write_text(RATES)
-    words = ["--model", "resnet50", "--runs", str(path), "--workers", "1"]
-    (answer,) = planned(*words, "--precision", "fp16", "--micro-batch-size", "64")
-    assert answer["cluster"] == "ec2-p3"
-    assert answer["rows"][0]["images_per_s"] == pytest.approx(800.0, rel=0.02)
-    code, _, err = plan(*words, "--cluster", "dgx-h100")
-    assert (code, "--cluster has no effect beside" in err) == (2, True)
+def test_exchanges_of_a_plan_may_be_named() -> None:
+    """The backend's own is among them, and a comma within parentheses parts nothing."""
+    names = ["native", "hierarchical(tree,ring)"]
+    words = ["--model", "lenet", "--cluster", "dgx-a100", "--workers", "16"]
+    (lenet,) = planned(*words, "--exchanges", ",".join(names))
+    assert {row["exchange"] for row in lenet["rows"]} == {*names}
 
 
 def test_modes_are_planned_where_they_are_asked_for_and_where_a_recipe_has_one(
@@ -184,9 +231,9 @@ def test_modes_are_planned_where_they_are_asked_for_and_where_a_recipe_has_one(
     assert "stale, s = 4" in [each["words"] for each in late["modes"]]
     assert "those of synchrony.mode every_step" in late["assumption"]
     assert not any("every_step" in each["assumption"] for each in (found, plain))
-    _, out, _ = plan(str(served), "--workers", "1")
-    assert "stale, s = 4" in out
-    assert "mode, on 1 worker " in out
+    shown = firecaffe("plan", str(served), "--workers", "1")
+    assert "stale, s = 4" in shown.stdout
+    assert "mode, on 1 worker " in shown.stdout
 
 
 def test_ways_to_share_the_network() -> None:
@@ -221,10 +268,30 @@ def test_a_way_is_planned_where_by_data_nothing_fits() -> None:
     assert {name for name, by in widest.items() if by >= 1} == {n for n, fit in fits.items() if fit}
 
 
-def test_a_buyer_is_told_the_slowest_link_that_none_surely_beats() -> None:
-    (found,) = planned(
-        *ALEXNET, "--device", "a100", "--workers", "1,8", "--exchanges", "ring", *BATCH_OF_32
+def test_a_link_without_bandwidth_is_refused(tmp_path: Path) -> None:
+    words = ["bench", "step", "--model", "lenet", "--sizes", "1", "--seconds", "0.01", "--write"]
+    assert (done := firecaffe(*words, str(tmp_path / "c.toml"))).returncode == 0, done.stderr
+    text, written = (tmp_path / "c.toml").read_text(), load_cluster(str(tmp_path / "c.toml"))
+    assert (written.device.measured[0].model, written.cores_per_node) == ("lenet", cores())
+    spoiled = tmp_path / "spoiled.toml"
+    spoiled.write_text(
+        text.replace("bandwidth_bytes_per_s = 4000000000.0", "bandwidth_bytes_per_s = 0")
     )
+    code, _, err = plan("--model", "lenet", "--cluster", str(spoiled))
+    assert code == 2
+    assert "bandwidth_bytes_per_s: expected float >= 1e-12, found 0" in err
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    code, _, err = plan(str(RECIPE), "--workers", "1,2,4", "--plot", str(tmp_path / "plan.png"))
+    assert code == 0, err
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == [tmp_path / "plan.png"]
+
+
+def test_a_buyer_is_told_the_slowest_link_that_none_surely_beats() -> None:
+    (found,) = planned(*ALEXNET, "--device", "a100", "--workers", "1,8", *BATCH_OF_32)
     rates = [
         max(row["images_per_s"] for row in of["rows"] if row["workers"] == 8)
         for of in found["plans"]
@@ -233,16 +300,101 @@ def test_a_buyer_is_told_the_slowest_link_that_none_surely_beats() -> None:
     assert found["plans"][0]["cluster"] == "1 Gbit/s"
     assert found["link"] == "100 Gbit/s Ethernet"  # 244 MB of gradients and little computing
     assert found["sentences"][0].startswith("Buy the 100 Gbit/s Ethernet: on 8 workers")
-    code, out, _ = plan(
-        *ALEXNET, "--device", "a100", "--links", "10", "--exchanges", "ring", *BATCH_OF_32
-    )
+    code, out, _ = plan(*ALEXNET, "--device", "a100", "--links", "10", *BATCH_OF_32)
     assert (code, "Buy" in out) == (0, False)
 
 
 def test_a_buyer_is_told_of_known_rates() -> None:
     """TensorFlow's page of 2017 has 91.8 images/s of one P100, outside the band of the forecast."""
     words = ["--model", "resnet152", "--micro-batch-size", "16", "--workers", "1"]
-    words += ["--exchanges", "ring"]
     (found,) = planned(*words, "--device", "p100", "--links", "10")
     (line,) = (line for line in found["assumptions"] if "tensorflow-2017" in line)
     assert line.startswith("tensorflow-2017 has 91.8 images/s of resnet152 on one NVIDIA P100")
+
+
+def test_check_writes_the_cluster_that_plan_and_train_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, run = tmp_path / "mine.toml", tmp_path / "run"
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[model]\nname = "lenet"\n[data]\nname = "generated"\n'
+        "[train]\nglobal_batch_size = 16\nmicro_batch_size = 4\nsteps = 12\n"
+        "[run]\ntensorboard = false\n"
+    )
+    two = ["--nproc-per-node", "2"]
+    done = firecaffe("check", str(recipe), *two, "--write", str(file), "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "exchange tree" in done.stdout
+    cluster = load_cluster(str(file))
+    assert [row.micro_batch_size for row in cluster.device.measured] == [2, 4, 8]
+    assert set(cluster.links[0].efficiency) >= {"tree", "native"}
+    beside = re.search(r"beside an exchange, computing takes (\d+)% longer", done.stdout)
+    assert round(100 * cluster.device.exchange_slowdown) == (int(beside[1]) if beside else 0)
+    assert not list(tmp_path.glob(".firecaffe-check*"))
+    words = ["--run.folder", str(run), "--run.cluster", str(file)]
+    done = firecaffe("train", str(recipe), *two, *words)
+    assert done.returncode == 0, done.stderr
+    assert "forecast: " in done.stdout
+    forecast = json.loads((run / "forecast.json").read_text())
+    assert (forecast["workers"], forecast["exchange"]) == (2, "tree")
+    assert main(["explain", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "forecast for mine" in said
+    assert "exposed exchange" in said
+
+
+def test_check_of_a_recipe_in_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its workers need no micro-batches of their own."""
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[model]\nname = "lenet"\n[data]\nname = "generated"\n'
+        "[train]\nglobal_batch_size = 4\nmicro_batch_size = 4\nsteps = 1\n"
+        '[parallel]\nstages = ["ip1"]\n'
+    )
+    done = firecaffe("check", str(recipe), "--nproc-per-node", "2", "--folder", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "timed was the whole network on each rank" in done.stdout
+    assert main(["check", str(recipe), "--nproc-per-node", "3"]) == 2
+    assert "3 workers with 2 stages: there must be a multiple of 2" in capsys.readouterr().err
+
+
+def test_check_and_train_refuse_before_a_rank_starts(tmp_path: Path) -> None:
+    done = firecaffe("check", "--write", "cluster.txt")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    words = "--data.name", "generated", "--run.cluster", str(tmp_path / "none.toml")
+    done = firecaffe("train", str(RECIPE), *words)
+    assert done.returncode == 2
+    assert "No such file" in done.stderr
+
+
+def test_a_ddp_script_with_two_more_lines(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "import torch\n"
+        "import torch.distributed as dist\n"
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "import firecaffe\n"
+        "dist.init_process_group('gloo')\n"
+        "model = DistributedDataParallel(torch.nn.Linear(300, 300))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "attached = firecaffe.adapt.attach(model, optimizer, sys.argv[1])\n"
+        "for _ in range(6):\n"
+        "    model(torch.randn(64, 300)).sum().backward()\n"
+        "    optimizer.step()\n"
+        "attached.detach()\n"
+        "model(torch.randn(1, 300)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    # The group is not destroyed: torch 2.13 may then wait for its own thread, which wants the
+    # interpreter's lock to let go of the last Work.
+    torchrun(2, script, tmp_path / "run").check_returncode()
+    done = firecaffe("explain", str(tmp_path / "run"), "--json")
+    assert done.returncode == 0, done.stderr
+    ranks = json.loads(done.stdout)["ranks"]
+    assert [(each["rank"], each["steps"]) for each in ranks] == [(0, 6), (1, 6)]
+    for each in ranks:
+        # Medians of each: on a busy machine they need not add up to the step's.
+        assert 0 < sum(each["parts_s"].values()) <= 1.5 * each["step_s"]
+        assert min(each["parts_s"].values()) >= 0

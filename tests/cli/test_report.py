@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.cli import main
+import firecaffe.cli
 from tests.kit.compared_runs import compared_runs, train, with_metrics
 
 
@@ -16,7 +16,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def report(runs: list[str], path: Path, *words: str) -> str:
-    assert main(["compare", "--by", "recipe", "--html", str(path), *words, *runs]) == 0
+    assert (
+        firecaffe.cli.main(["compare", "--by", "recipe", "--html", str(path), *words, *runs]) == 0
+    )
     return path.read_text()
 
 
@@ -27,19 +29,10 @@ def page(runs: list[str], tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_it_needs_no_other_file_and_is_the_same_from_anywhere(
-    page: str,
-    runs: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    page: str, runs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(Path(runs[0]).parent)
     assert report([Path(run).name for run in runs], tmp_path / "again.html") == page
-    # Without --by the terminal shows runs, the page their groups as ever.
-    capsys.readouterr()
-    assert main(["compare", "--html", str(tmp_path / "other.html"), *runs]) == 0
-    assert (tmp_path / "other.html").read_text() == page
-    assert "seeds" not in capsys.readouterr().out
     addresses = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert len(addresses) == 6  # loss and accuracy against time, samples, bytes
     for address in addresses:
@@ -47,6 +40,12 @@ def test_it_needs_no_other_file_and_is_the_same_from_anywhere(
         assert kind == "data:image/svg+xml;base64"
         assert b"<svg" in base64.b64decode(content)
     assert not re.search(r"https?://(?!www\.w3\.org)", re.sub(r'src="[^"]*"', "", page))
+
+
+def test_a_page_is_written_under_a_page_s_name(runs: list[str], tmp_path: Path) -> None:
+    words = ["compare", "--html", str(tmp_path / "page.txt"), *runs]
+    assert firecaffe.cli.main(words) == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_figure_has_its_run(page: str, runs: list[str], tmp_path: Path) -> None:
@@ -73,3 +72,21 @@ def test_what_is_unknown_has_no_picture(tmp_path: Path) -> None:
     assert "time to 40.00%" in page
     assert "&lt;one&gt;" in page
     assert "<one>" not in page
+
+
+def test_it_needs_no_other_word(
+    page: str, runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The terminal shows runs then, the page their groups as ever."""
+    other = tmp_path / "other.html"
+    assert firecaffe.cli.main(["compare", "--html", str(other), *runs]) == 0
+    assert other.read_text() == page
+    assert "seeds" not in capsys.readouterr().out
+
+
+def test_what_cannot_be(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    page = ["--by", "recipe", "--html", "nowhere/x.html"]
+    assert firecaffe.cli.main(["compare", *page, *runs]) == 8
+    assert "--html nowhere/x.html: there is no folder nowhere" in capsys.readouterr().err
+    assert firecaffe.cli.main(["compare", *runs, runs[0]]) == 2
+    assert "is given 2 times; a run counts once" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -9,9 +10,7 @@ from rich.console import Console
 
 import firecaffe
 from firecaffe.cli import main
-from firecaffe.exchange import ALGORITHMS
-
-Capture = pytest.CaptureFixture[str]
+from firecaffe.exchange import ALGORITHMS, EXCHANGES
 
 
 @pytest.fixture(autouse=True)
@@ -19,88 +18,114 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
-def run(capsys: Capture, *argv: str) -> str:
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert main(["schedule", *argv]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     return captured.out
 
 
-def run_json(capsys: Capture, *argv: str) -> Any:
+def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
     return json.loads(run(capsys, *argv, "--json"))
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 5, 8])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_json_holds_the_whole_schedule(capsys: Capture, algorithm: str) -> None:
-    for world_size in (1, 2, 5, 8):
-        answer = run_json(capsys, algorithm, str(world_size), "--elements", "1009")
-        schedule = ALGORITHMS[algorithm](world_size, 1009)
-        names = ("source", "destination", "start", "stop", "action")
-        assert [tuple(t[name] for name in names) for t in answer["transfers"]] == [
-            (t.source, t.destination, t.start, t.stop, "add" if t.reduce else "overwrite")
-            for t in schedule.transfers()
-        ]
-        lengths = list(map(len, schedule.rounds))
-        rounds = [t["round"] for t in answer["transfers"]]
-        assert rounds == [i + 1 for i, length in enumerate(lengths) for _ in range(length)]
-        assert (answer["algorithm"], answer["world_size"]) == (algorithm, world_size)
-        assert (answer["num_rounds"], answer["num_transfers"]) == (len(lengths), sum(lengths))
+def test_json_holds_the_whole_schedule(
+    capsys: pytest.CaptureFixture[str], algorithm: str, world_size: int
+) -> None:
+    found = run_json(capsys, algorithm, str(world_size), "--elements", "1009")
+    schedule = ALGORITHMS[algorithm](world_size, 1009)
+    assert [
+        (t["source"], t["destination"], t["start"], t["stop"], t["action"])
+        for t in found["transfers"]
+    ] == [
+        (t.source, t.destination, t.start, t.stop, "add" if t.reduce else "overwrite")
+        for t in schedule.transfers()
+    ]
+    counted = [sum(t["round"] == i for t in found["transfers"]) for i in range(1, 40)]
+    lengths = list(map(len, schedule.rounds))
+    assert counted == lengths + [0] * (39 - len(lengths))
+    assert (found["algorithm"], found["world_size"]) == (algorithm, world_size)
+    assert (found["num_rounds"], found["num_transfers"]) == (len(lengths), sum(lengths))
 
 
-def test_json_by_formulas(capsys: Capture) -> None:
-    ring = run_json(capsys, "ring", "6")
+def test_json_of_a_ring_by_its_formulas(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "ring", "6")
     n = 6 * 1024
-    assert ring["num_elements"] == n
-    assert ring["num_rounds"] == ring["serial_messages"] == 2 * 5
-    assert ring["num_transfers"] == 2 * 5 * 6
-    assert ring["busiest_rank_bytes"] == ring["serial_bytes"] == 2 * 5 * n // 6 * 4
-    assert ring["lower_bound_bytes"] == pytest.approx(2 * 5 / 6 * n * 4)
-    assert ring["ratio_to_lower_bound"] == pytest.approx(1)
-    assert ring["serial_additions"] == 5 * n // 6
-    assert ring["adds_in_tree_order"] is False
-    server = run_json(capsys, "parameter_server", "5", "--elements", "1000")
-    assert server["busiest_rank_bytes"] == 4 * 1000 * 4
-    assert server["serial_bytes"] == 8 * 1000 * 4
-    assert server["ratio_to_lower_bound"] == pytest.approx(4 / (2 * 4 / 5))
-    assert server["adds_in_tree_order"] is True
-    largest = run_json(capsys, "tree", "1024", "--elements", "1")
-    assert (largest["num_rounds"], len(largest["transfers"])) == (20, 2 * 1023)
+    assert found["num_elements"] == n
+    assert found["num_rounds"] == found["serial_messages"] == 2 * 5
+    assert found["num_transfers"] == 2 * 5 * 6
+    assert found["busiest_rank_bytes"] == found["serial_bytes"] == 2 * 5 * n // 6 * 4
+    assert found["lower_bound_bytes"] == pytest.approx(2 * 5 / 6 * n * 4)
+    assert found["ratio_to_lower_bound"] == pytest.approx(1)
+    assert found["serial_additions"] == 5 * n // 6
+    assert found["adds_in_tree_order"] is False
+
+
+def test_json_of_a_parameter_server_by_its_formulas(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "parameter_server", "5", "--elements", "1000")
+    assert found["num_elements"] == 1000
+    assert found["busiest_rank_bytes"] == 4 * 1000 * 4
+    assert found["serial_bytes"] == 8 * 1000 * 4
+    assert found["ratio_to_lower_bound"] == pytest.approx(4 / (2 * 4 / 5))
+    assert found["adds_in_tree_order"] is True
 
 
 @pytest.mark.parametrize("argv", [("tree", "1"), ("ring", "4", "--elements", "0")])
-def test_nothing_to_send(capsys: Capture, argv: tuple[str, ...]) -> None:
-    answer = run_json(capsys, *argv)
-    assert answer["transfers"] == []
-    assert answer["busiest_rank_bytes"] == answer["lower_bound_bytes"] == 0
-    assert answer["ratio_to_lower_bound"] is None
+def test_nothing_to_send(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]) -> None:
+    found = run_json(capsys, *argv)
+    assert found["transfers"] == []
+    assert found["busiest_rank_bytes"] == found["lower_bound_bytes"] == 0
+    assert found["ratio_to_lower_bound"] is None
     assert "0, of 0 transfers" in run(capsys, *argv)
     assert "nothing is sent" in run(capsys, *argv, "--draw")
 
 
-def test_table(capsys: Capture) -> None:
+def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run(capsys, "tree", "4").splitlines()
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if "→" in line]
-    assert [" ".join(row) for row in rows[1:]] == [
-        "1 1 → 0 0:4096 add",
-        "1 3 → 2 0:4096 add",
-        "2 2 → 0 0:4096 add",
-        "3 0 → 2 0:4096 overwrite",
-        "4 0 → 1 0:4096 overwrite",
-        "4 2 → 3 0:4096 overwrite",
+    assert rows[1:] == [
+        ["1", "1 → 0", "0:4096", "add"],
+        ["1", "3 → 2", "0:4096", "add"],
+        ["2", "2 → 0", "0:4096", "add"],
+        ["3", "0 → 2", "0:4096", "overwrite"],
+        ["4", "0 → 1", "0:4096", "overwrite"],
+        ["4", "2 → 3", "0:4096", "overwrite"],
     ]
-    facts = " ".join(" ".join(lines[-5:]).split())
-    for fact in (
-        "tree, 4 ranks, 4096 float32 elements",
-        "4, of 6 transfers in all",
-        "32768 bytes one way, 1.33 times",
-        "4 messages, 65536 bytes, 8192 additions",
-        "in the order of the fixed tree",
-    ):
-        assert fact in facts
+    assert lines[-5:] == [
+        "exchange      tree, 4 ranks, 4096 float32 elements",
+        "rounds        4, of 6 transfers in all",
+        "busiest rank  32768 bytes one way, 1.33 times the least that any all-reduce needs",
+        "in lock step  4 messages, 65536 bytes, 8192 additions, one after the other",
+        "additions     in the order of the fixed tree at this world size",
+    ]
+
+
+def test_another_order_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "additions     in another order at this world size" in run(capsys, "ring", "3")
 
 
-def test_long_tables_are_cut_and_say_so(capsys: Capture) -> None:
+def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two ring steps each way over three nodes, between the tree's way up and its way down."""
+    argv = ("hierarchical(tree,ring)", "12", "--ranks-per-node", "4")
+    found = run_json(capsys, *argv)
+    assert (found["algorithm"], found["ranks_per_node"]) == ("hierarchical(tree,ring)", 4)
+    assert found["num_rounds"] == found["serial_messages"] == 2 * 2 + 2 * 2
+    assert found["busiest_rank_bytes"] == 12 * 1024 * 4 * (2 + 2 * 2 // 3) + 12 * 1024 * 4 // 3
+    assert found["adds_in_tree_order"] is False
+    across = {
+        (t["source"], t["destination"])
+        for t in found["transfers"]
+        if t["source"] // 4 != t["destination"] // 4
+    }
+    assert across == {(0, 4), (4, 8), (8, 0)}
+    assert "rounds 3-4  ╞═══╪═══╪" in run(capsys, *argv, "--draw")
+    in_order = run_json(capsys, "hierarchical(tree,tree)", "12", "--ranks-per-node", "4")
+    assert in_order["adds_in_tree_order"] is True
+
+
+def test_long_tables_are_cut_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "ring", "16")
     assert sum(line.startswith("│") for line in out.splitlines()) == 64
     assert f"… and {2 * 15 * 16 - 64} more transfers; --json has all of them" in out
@@ -108,29 +133,14 @@ def test_long_tables_are_cut_and_say_so(capsys: Capture) -> None:
     assert "more transfers" not in run(capsys, "tree", "33")  # 64 transfers
 
 
-def test_nodes(capsys: Capture) -> None:
-    """Two ring steps each way over three nodes, between the tree's way up and its way down."""
-    argv = ("hierarchical(tree,ring)", "12", "--ranks-per-node", "4")
-    answer = run_json(capsys, *argv)
-    assert (answer["algorithm"], answer["ranks_per_node"]) == ("hierarchical(tree,ring)", 4)
-    assert answer["num_rounds"] == answer["serial_messages"] == 2 * 2 + 2 * 2
-    assert answer["busiest_rank_bytes"] == 12 * 1024 * 4 * (2 + 2 * 2 // 3) + 12 * 1024 * 4 // 3
-    assert answer["adds_in_tree_order"] is False
-    links = {(t["source"], t["destination"]) for t in answer["transfers"]}
-    assert {link for link in links if link[0] // 4 != link[1] // 4} == {(0, 4), (4, 8), (8, 0)}
-    assert "rounds 3-4  ╞═══╪═══╪" in run(capsys, *argv, "--draw")
-    in_order = run_json(capsys, "hierarchical(tree,tree)", "12", "--ranks-per-node", "4")
-    assert in_order["adds_in_tree_order"] is True
-
-
-def test_sums_in_shared_memory(capsys: Capture) -> None:
+def test_sums_in_shared_memory(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("tree", "4", "--ranks-per-node", "2", "--shared-memory")
-    answer = run_json(capsys, *words)
-    sent = [t for t in answer["transfers"] if not t.get("in_memory")]
+    found = run_json(capsys, *words)
+    sent = [t for t in found["transfers"] if not t.get("in_memory")]
     assert [(t["source"], t["destination"]) for t in sent] == [(2, 0), (0, 2)]
-    assert answer["algorithm"] == "shared_memory(tree)"
-    assert answer["busiest_rank_bytes"] == answer["lower_bound_bytes"] == 4 * 4096
-    assert answer["adds_in_tree_order"] is True
+    assert found["algorithm"] == "shared_memory(tree)"
+    assert found["busiest_rank_bytes"] == found["lower_bound_bytes"] == 4 * 4096
+    assert found["adds_in_tree_order"] is True
     drawn = run(capsys, *words, "--draw")
     lines = [line for line in drawn.splitlines() if line.startswith("round")]
     assert [line.endswith("in memory") for line in lines] == [True, True, False, False, True, False]
@@ -138,12 +148,69 @@ def test_sums_in_shared_memory(capsys: Capture) -> None:
     assert (one_host["busiest_rank_bytes"], one_host["num_rounds"]) == (0, 2)
 
 
-def test_draw(capsys: Capture) -> None:
+def test_draw(capsys: pytest.CaptureFixture[str]) -> None:
     out = run(capsys, "tree", "4", "--draw")
     assert "round 2  ◄═══╪═══╡   │  n" in out
     assert "→" not in out
     assert "exchange      tree, 4 ranks" in out
     assert "the picture does not fit into 170 columns" in run(capsys, "ring", "64", "--draw")
+
+
+def test_the_width_of_the_terminal_counts() -> None:
     console = Console(width=40, file=io.StringIO(), record=True)
     firecaffe.schedule("tree", 4, draw=True).print_to(console)
     assert "does not fit into 40 columns" in console.export_text()
+
+
+REFUSED = {
+    "unknown algorithm": (("rign", "4"), f"no exchange 'rign'; .* {', '.join(EXCHANGES)}"),
+    "native": (("native", "4"), "native is .* has no schedule; .* tree"),
+    "unknown outer": (("hierarchical(tree,rign)", "4"), "outer is 'rign'; it must be one of"),
+    "inner without a root": (("hierarchical(ring,tree)", "4"), "inner is 'ring'; it must be one"),
+    "native outside": (("hierarchical(tree,native)", "4"), "outer is 'native'; it must be one of"),
+    "nodes not whole": (
+        ("hierarchical(tree,ring)", "7", "--ranks-per-node", "2"),
+        "7 ranks do not fill nodes of 2; .* multiple",
+    ),
+    "empty nodes": (
+        ("hierarchical(tree,tree)", "4", "--ranks-per-node", "0"),
+        "--ranks-per-node is 0; .* at least 1",
+    ),
+    "no nodes": (("tree", "4", "--ranks-per-node", "2"), "--ranks-per-node is 2, .*hierarchical"),
+    "another order in memory": (
+        ("ring", "4", "--ranks-per-node", "2", "--shared-memory"),
+        "--shared-memory: ring .*4 .*--ranks-per-node 2",
+    ),
+    "another collective in memory": (
+        ("ring", "4", "--kind", "broadcast", "--ranks-per-node", "2", "--shared-memory"),
+        "--shared-memory .*broadcast",
+    ),
+    "fold in memory": (("fold", "4", "--shared-memory"), "fold"),
+    "two forms": (("tree", "4", "--draw", "--json"), "--draw .*--json"),
+    "no rank": (("tree", "0"), "WORKERS is 0; it must be 1 to 1024"),
+    "negative world": (("tree", "-2"), "WORKERS is -2; it must be 1 to 1024"),
+    "too large": (("tree", "1025"), "WORKERS is 1025; it must be 1 to 1024"),
+    "no number": (("tree", "four"), "WORKERS is four; it must be a whole number"),
+    "negative elements": (("tree", "4", "--elements", "-1"), "--elements is -1; .* at least 0"),
+    "no world size": (("tree",), "workers"),
+    "nothing": ((), "exchange"),
+    "unknown option": (("tree", "4", "--color"), "--color"),
+}
+
+
+@pytest.mark.parametrize(("argv", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses_in_one_line(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
+) -> None:
+    assert main(["schedule", *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    [line] = captured.err.splitlines()
+    assert line.startswith("firecaffe: ")
+    assert re.search(message, line)
+
+
+def test_largest_world(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "tree", "1024", "--elements", "1")
+    assert found["num_rounds"] == 20
+    assert len(found["transfers"]) == 2 * 1023

@@ -135,7 +135,11 @@ def test_code_that_is_named_again_runs(
 def test_load_runs_no_code_of_a_folder(name: str, run: Path) -> None:
     name_in(run, "model.name")
     if name != "FILE":
-        name_in(run, "model.name", name=name, args={"cmd": f"touch {run / 'ran'}"})
+        text = (run / "recipe.toml").read_text().replace(f"{run / 'payload.py'}:call", name)
+        args = {"cmd": f"touch {run / 'ran'}"}
+        words = tomllib.loads(text)
+        words["model"] |= {"args": args}
+        (run / "recipe.toml").write_text(tomli_w.dumps(words))
     for where in (run, next((run / "checkpoints").glob("step-*"))):
         with pytest.raises(RecipeError, match="trust_code=True"):
             firecaffe.load(where)

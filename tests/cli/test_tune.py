@@ -29,6 +29,8 @@ device = "cpu"
 base_lr = 0.01
 """
 
+SERVED = ["--synchrony.mode", "stale", "--synchrony.clock", "simulated"]
+
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
@@ -111,3 +113,40 @@ def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
     candidate, before, _ = capsys.readouterr().err.splitlines()
     assert candidate.endswith(": top-1 25.00% after 64 steps, done")
     assert before.endswith(": test top-1 50.00% after 64 steps")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "--global-batch-size is missing: the batch size to tune for"),
+        (["--global-batch-size", "24"], 2, "expected a multiple of micro_batch_size, 16"),
+        (["--global-batch-size", "128"], 2, "leaves 8 steps of training; expected at least 16"),
+        (["--global-batch-size", "64", "--solvers", "adam"], 2, "no rule says a rate"),
+        (["--global-batch-size", "64", "--against", "nowhere"], 8, "there is no run"),
+        (["--global-batch-size", "64", "--seeds", "0"], 2, "--seeds is 0"),
+        (["--global-batch-size", "64", "--budget", "0"], 2, "--budget is 0; it must be more than"),
+        (
+            ["--global-batch-size", "64", *SERVED],
+            2,
+            "synchrony.mode is stale, whose updates are not",
+        ),
+        (["--global-batch-size", "64", "--solver.base_lr", "0"], 2, "solver.base_lr is 0"),
+        (["--global-batch-size", "64", "--write", "no/x.toml"], 8, "there is no folder no"),
+        (["--global-batch-size", "64", "--nproc-per-node", "2"], 2, "2 ranks but only 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    recipe: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert firecaffe.cli.main(["tune", str(recipe), *words]) == code
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert message in error
+    assert not (tmp_path / "runs").exists()

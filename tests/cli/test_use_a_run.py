@@ -6,6 +6,7 @@ import shutil
 import sys
 from math import log
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,23 +16,11 @@ from safetensors.torch import load_file
 import firecaffe
 from firecaffe.cli import main
 from firecaffe.errors import DataError
-from tests.cli.commands import Capture, evaluated, refused, shown
-from tests.kit.training import record_of
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
 NETWORK = f"{Path(__file__).parents[1] / 'ranks' / 'networks.py'}:Everything"
 COLORS = {"blue": (40, 60, 220), "red": (220, 60, 40)}
-
-NORMALIZED = """
-from torch import nn
-def network(num_classes, in_channels):
-    return nn.Sequential(
-        nn.Conv2d(in_channels, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
-        nn.Flatten(), nn.Linear(16, num_classes),
-    )
-"""
-TRUST = "--trust-code"
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +41,63 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on the photos, with normalization and a moving average."""
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "own.py").write_text(NORMALIZED)
-    data = {"resize": 18, "crop": 16, "mean": [0.5], "std": [0.25]}
     recipe = firecaffe.Recipe(
-        model=firecaffe.ModelConfig(f"{folder}/own.py:network"),
-        data=firecaffe.DataConfig("folder", str(photos), **data),  # type: ignore[arg-type]
+        model=firecaffe.ModelConfig("resnet18"),
+        data=firecaffe.DataConfig(
+            "folder", str(photos), resize=18, crop=16, mean=[0.5], std=[0.25]
+        ),
         train=firecaffe.TrainConfig(8, 4, steps=3, ema_decay=0.5, eval_batch_size=4, device="cpu"),
         run=firecaffe.RunConfig(str(folder / "run"), tensorboard=False),
     )
     return firecaffe.train(recipe).folder
 
 
-def rows_of(table: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(table.splitlines()))
+def shown(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    capsys.readouterr()
+    assert main([str(each) for each in argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_evaluate_gives_the_numbers_of_the_run_itself(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str], ranks: Ranks
+) -> None:
+    own = json.loads((run / "result.json").read_text())
+    rows = [
+        json.loads(shown(capsys, "evaluate", where, "--json"))
+        for where in (run, run / "checkpoints" / "step-00000003")
+    ]
+    for row in rows:
+        assert row["evaluated"] == "ema"
+        assert row["step"] == 3
+        assert row["metrics"] == ["top1"]
+        assert row["top1"] == own["top1"]
+        assert (row["loss"], row["samples"]) == (own["test_loss"], own["test_samples"])
+    told = ranks.shared(2, evaluate_in_rank, str(run))[0]
+    assert (told["loss"], told["top1"]) == (own["test_loss"], own["top1"])
+    text = shown(capsys, "evaluate", run)
+    assert "at step 3" in text
+    assert "10 samples" in text
+
+
+def evaluate_in_rank(run: str) -> dict[str, float]:
+    from firecaffe.cluster.world import join
+    from firecaffe.recipe.recorded_recipe import recipe_of
+    from firecaffe.training.evaluate_run import evaluate_run
+
+    recipe = recipe_of(Path(run))
+    with join("cpu") as world:
+        return evaluate_run(Path(run), recipe, world).evaluation.row
+
+
+def test_evaluate_takes_other_data(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train").symlink_to(photos / "train")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "red").symlink_to(photos / "test" / "red")
+    row = json.loads(shown(capsys, "evaluate", run, "--data.path", tmp_path, "--json"))
+    assert row["samples"] == 5
+    assert row["largest_class_share"] == 1
 
 
 def draw(home: Path, **color_of: str) -> Path:
@@ -76,224 +109,273 @@ def draw(home: Path, **color_of: str) -> Path:
     return home
 
 
-def test_evaluate_gives_the_numbers_of_the_run_itself(
-    run: Path, capsys: Capture, ranks: Ranks
-) -> None:
-    record = record_of(run)
-    for path in (run, run / "checkpoints" / "step-00000003"):
-        row = evaluated(capsys, path, TRUST)
-        assert (row["evaluated"], row["step"], row["metrics"]) == ("ema", 3, ["top1"])
-        assert (row["top1"], row["loss"]) == (record["top1"], record["test_loss"])
-        assert row["samples"] == record["test_samples"]
-    on_two = ranks.shared(2, evaluate_in_rank, str(run))[0]
-    assert (on_two["loss"], on_two["top1"]) == (record["test_loss"], record["top1"])
-    text = shown(capsys, "evaluate", run, TRUST)
-    assert "at step 3" in text
-    assert "10 samples" in text
-
-
-def evaluate_in_rank(run: str) -> dict[str, float]:
-    from firecaffe.cluster.world import join
-    from firecaffe.recipe.recorded_recipe import recipe_of
-    from firecaffe.training.evaluate_run import evaluate_run
-
-    with join("cpu") as world:
-        return evaluate_run(Path(run), recipe_of(Path(run), trust_code=True), world).evaluation.row
-
-
 def test_other_data_have_the_classes_of_the_run_by_name(
-    run: Path, tmp_path: Path, capsys: Capture
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both, one = draw(tmp_path / "both", blue="blue", red="red"), draw(tmp_path / "one", red="red")
-    (row,) = rows_of(shown(capsys, "predict", run, TRUST, one / "test", "--csv", "-", "--top", "2"))
+    red = shown(capsys, "predict", run, one / "test", "--csv", "-", "--top", "2")
+    (row,) = csv.DictReader(red.splitlines())
     place = 1 + (row["class_1"] != "red")
-    of_one = evaluated(capsys, run, TRUST, "--data.path", one)
+    found = json.loads(shown(capsys, "evaluate", run, "--data.path", one, "--json"))
     # Red is number 0 of that folder, and 1 of the run.
-    assert of_one["loss"] == pytest.approx(-log(float(row[f"probability_{place}"])), abs=1e-5)
-    assert of_one["top1"] == float(place == 1)
-    assert (of_one["samples"], of_one["largest_class_share"]) == (1, 1)
+    assert found["loss"] == pytest.approx(-log(float(row[f"probability_{place}"])), abs=1e-5)
+    assert found["top1"] == float(place == 1)
     # The same weights, whose outputs are called the other way round.
-    renamed = shutil.copytree(run, tmp_path / "run")
+    renamed = tmp_path / "run"
+    shutil.copytree(run, renamed)
     about = json.loads((renamed / "about.json").read_text())
     (renamed / "about.json").write_text(json.dumps({**about, "class_names": ["red", "blue"]}))
-    assert (
-        sum(evaluated(capsys, each, TRUST, "--data.path", both)["top1"] for each in (run, renamed))
-        == 1
-    )
+    shares = [
+        json.loads(shown(capsys, "evaluate", each, "--data.path", both, "--json"))["top1"]
+        for each in (run, renamed)
+    ]
+    assert sum(shares) == 1
 
 
 def test_a_test_part_alone_is_evaluated(
-    run: Path, photos: Path, tmp_path: Path, capsys: Capture
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = record_of(run)
+    own = json.loads((run / "result.json").read_text())
     home, packed = tmp_path / "home", tmp_path / "packed"
     home.mkdir()
     (home / "test").symlink_to(photos / "test")
     shown(capsys, "pack", home, packed)
     for name, path in (("folder", home), ("packed", packed)):
         words = ("--data.name", name, "--data.path", path, "--data.hold_out", "0.01")
-        row = evaluated(capsys, run, TRUST, *words)
+        row = json.loads(shown(capsys, "evaluate", run, *words, "--json"))
         # Packed samples have another order.
-        assert row["loss"] == pytest.approx(record["test_loss"], rel=1e-6)
-        assert row["samples"] == record["test_samples"]
-        assert len(shown(capsys, "predict", run, TRUST, *words).splitlines()) == row["samples"]
+        assert row["loss"] == pytest.approx(own["test_loss"], rel=1e-6)
+        assert row["samples"] == own["test_samples"]
+        assert len(shown(capsys, "predict", run, *words).splitlines()) == row["samples"]
     (home / "test").rename(home / "other")
-    assert str(home) in refused(capsys, 3, "evaluate", run, TRUST, "--data.path", home)
+    assert main(["evaluate", str(run), "--data.path", str(home)]) == 3
+    line = capsys.readouterr().err
+    assert str(home) in line
+    assert line.count("\n") == 1
 
 
 def test_classes_that_the_run_does_not_know_are_refused(
-    run: Path, tmp_path: Path, capsys: Capture
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "three.py").write_text(
+    source = tmp_path / "own.py"
+    source.write_text(
         "import torch\n"
         "def three():\n"
         "    part = torch.zeros(3, 3, 18, 18, dtype=torch.uint8), torch.arange(3)\n"
         "    return part, part\n"
     )
-    green = draw(tmp_path, blue="blue", green="red")
-    assert "'green'" in refused(capsys, 3, "evaluate", run, TRUST, "--data.path", green)
-    three = f"{tmp_path}/three.py:three"
-    assert "3 classes" in refused(capsys, 3, "evaluate", run, TRUST, "--data.name", three)
+    for words, said in (
+        (["--data.path", str(draw(tmp_path, blue="blue", green="red"))], "'green'"),
+        (["--data.name", f"{source}:three"], "3 classes"),
+    ):
+        assert main(["evaluate", str(run), *words]) == 3
+        line = capsys.readouterr().err
+        assert said in line
+        assert line.count("\n") == 1
 
 
-OWN = """
-from tests.ranks.networks import Everything, small_data
-import firecaffe, torch
-def data():
-    return small_data(16), small_data(8, 1)
-def task():
-    return firecaffe.Task(torch.nn.functional.cross_entropy)
-"""
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["nowhere"], 8, "nowhere"),
+        ([], 2, "one run"),
+        (["RUN", "--solver.base_lr", "1"], 2, "solver.base_lr"),
+        (["RUN", "--best"], 4, "checkpoint.best"),
+        (["RUN", "--nproc-per-node", "0"], 2, "--nproc-per-node"),
+        (["RUN", "--data.path", "/nowhere"], 3, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(
+    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", *(str(run) if word == "RUN" else word for word in words)]) == code
+    line = capsys.readouterr().err
+    assert said in line
+    assert line.count("\n") == 1
 
 
 def test_all_that_was_given_in_python_is_asked_for_in_one_line(
-    tmp_path: Path, capsys: Capture
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = firecaffe.Recipe(
         train=firecaffe.TrainConfig(8, 4, steps=1, device="cpu"),
         run=firecaffe.RunConfig(str(tmp_path / "run"), tensorboard=False),
     )
-    loss = torch.nn.functional.cross_entropy
-    run = firecaffe.train(recipe, Everything, small_data(16), small_data(8, 1), loss=loss).folder
+    own: dict[str, Any] = {
+        "model": Everything,
+        "train_set": small_data(16),
+        "test_set": small_data(8, 1),
+    }
+    run = firecaffe.train(recipe, **own, loss=torch.nn.functional.cross_entropy).folder
     source = tmp_path / "named.py"
-    source.write_text(OWN)
-    model, data, task = names = {
+    source.write_text(
+        "from tests.ranks.networks import Everything, small_data\n"
+        "import firecaffe, torch\n"
+        "def data():\n"
+        "    return small_data(16), small_data(8, 1)\n"
+        "def task():\n"
+        "    return firecaffe.Task(torch.nn.functional.cross_entropy)\n"
+    )
+    names = {
         "--model.name": f"{source}:Everything",
         "--data.name": f"{source}:data",
         "--task.name": f"{source}:task",
     }
     image = str(draw(tmp_path / "photos", red="red") / "test")
-    for command, words, needed in (
-        ("evaluate", [], [model, data, task]),
-        ("evaluate", ["--nproc-per-node", "2"], [model, data, task]),
-        ("predict", [], [model, data]),
-        ("predict", [image], [model]),
-        ("export", ["--to", "safetensors"], [model]),
-    ):
-        line = refused(capsys, 2, command, run, *words)
-        assert [name for name in names if name in line] == needed
-        if needed[1:]:
-            line = refused(capsys, 2, command, run, *words, model, names[model])
-            assert [name for name in names if name in line] == needed[1:]
-    row = evaluated(capsys, run, *(word for pair in names.items() for word in pair))
-    assert row["loss"] == record_of(run)["test_loss"]
+    needed = {
+        ("evaluate",): list(names),
+        ("evaluate", "--nproc-per-node", "2"): list(names),
+        ("predict",): ["--model.name", "--data.name"],
+        ("predict", image): ["--model.name"],
+        ("export", "--to", "safetensors"): ["--model.name"],
+    }
+    for (command, *words), wanted in needed.items():
+        for given in ([], wanted[:1]):
+            typed = [each for name in given for each in (name, names[name])]
+            missing = [name for name in wanted if name not in given]
+            if not missing:
+                continue
+            capsys.readouterr()
+            assert main([command, str(run), *words, *typed]) == 2
+            line = capsys.readouterr().err
+            assert [name for name in names if name in line] == missing
+            assert line.count("\n") == 1
+    typed = [each for pair in names.items() for each in pair]
+    row = json.loads(shown(capsys, "evaluate", run, *typed, "--json"))
+    assert row["loss"] == json.loads((run / "result.json").read_text())["test_loss"]
 
 
 def test_predict_sees_images_as_the_evaluation_does(
-    run: Path, photos: Path, tmp_path: Path, capsys: Capture
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = tmp_path / "table.csv"
-    shown(capsys, "predict", run, TRUST, photos / "test", "--csv", table, "--top", "2")
-    rows = rows_of(table.read_text())
-    columns = ["class_1", "probability_1", "class_2", "probability_2"]
-    assert list(rows[0]) == ["sample", *columns]
+    shown(capsys, "predict", run, photos / "test", "--csv", table, "--top", "2")
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert list(rows[0]) == ["sample", "class_1", "probability_1", "class_2", "probability_2"]
     assert [row["sample"] for row in rows] == [
         str(photos / "test" / name / f"{number}.png") for name in COLORS for number in range(5)
     ]
     right = [Path(row["sample"]).parent.name == row["class_1"] for row in rows]
-    assert sum(right) / len(right) == record_of(run)["top1"]
+    own = json.loads((run / "result.json").read_text())
+    assert sum(right) / len(right) == own["top1"]
     # The same batches of the same bits as the evaluation's.
-    from_data = rows_of(shown(capsys, "predict", run, TRUST, "--csv", "-"))
+    from_data = list(csv.DictReader(shown(capsys, "predict", run, "--csv", "-").splitlines()))
+    columns = list(rows[0])[1:5]
     assert [[row[name] for name in columns] for row in from_data] == [
         [row[name] for name in columns] for row in rows
     ]
 
 
-def test_images_that_cannot_be_read_are_named_and_the_others_predicted(
-    run: Path, photos: Path, tmp_path: Path, capsys: Capture
+def test_a_broken_image_is_named_and_the_others_are_predicted(
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    image = (photos / "test" / "red" / "1.png").read_bytes()
-    (tmp_path / "half.png").write_bytes(image[:50])
-    (tmp_path / "whole.png").write_bytes(image)
-    capsys.readouterr()
-    assert main(["predict", str(run), TRUST, str(tmp_path)]) == 3
+    (tmp_path / "half.png").write_bytes((photos / "test" / "red" / "1.png").read_bytes()[:50])
+    (tmp_path / "whole.png").write_bytes((photos / "test" / "red" / "1.png").read_bytes())
+    assert main(["predict", str(run), str(tmp_path)]) == 3
     out, err = capsys.readouterr()
     assert "whole.png" in out
     assert "half.png" in err.splitlines()[0]
     assert "1 of 2" in err.splitlines()[1]
-    # In Python, images that all fail are an error.
-    (tmp_path / "whole.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"half\.png.*1 more"):
-        firecaffe.predict(run, tmp_path, trust_code=True)
 
 
 def test_files_that_are_no_images_are_said(
-    run: Path, photos: Path, tmp_path: Path, capsys: Capture
+    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(photos / "test" / "red" / "1.png", tmp_path / "a.png")
     for name in ("b.heic", "c.HEIC", "d.txt", ".hidden"):
         (tmp_path / name).write_text("words, and no image at all")
     capsys.readouterr()
-    assert main(["predict", str(run), TRUST, str(tmp_path), "--csv", "-"]) == 0
+    assert main(["predict", str(run), str(tmp_path), "--csv", "-"]) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 2
     assert all(part in err for part in (str(tmp_path), "3 files", "2 .heic", "1 .txt"))
-    assert main(["predict", str(run), TRUST, str(tmp_path / "d.txt")]) == 3
+    assert main(["predict", str(run), str(tmp_path / "d.txt")]) == 3
     line = capsys.readouterr().err.splitlines()[0]
     assert all(part in line for part in ("d.txt", "no image", "JPEG", "BMP"))
+    assert "whole" not in line
 
 
-def test_export_writes_what_other_programs_read(run: Path, tmp_path: Path, capsys: Capture) -> None:
-    network = firecaffe.load(run, trust_code=True)
-    text = shown(
-        capsys, "export", run, TRUST, "--to", "safetensors", "--out", tmp_path / "a.safetensors"
-    )
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["RUN", "nowhere.png"], 3, "nowhere.png"),
+        (["RUN", "--top", "0"], 2, "--top"),
+        (["RUN", "--out", "masks"], 2, "--out"),
+        (["RUN", "--csv", "/nowhere/table.csv"], 8, "/nowhere"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(
+    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", *(str(run) if word == "RUN" else word for word in words)]) == code
+    line = capsys.readouterr().err
+    assert said in line
+    assert line.count("\n") == 1
+
+
+def test_in_python_images_that_all_fail_are_an_error(run: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"a\.png.*1 more"):
+        firecaffe.predict(run, tmp_path)
+
+
+def test_export_writes_what_other_programs_read(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = firecaffe.load(run)
+    text = shown(capsys, "export", run, "--to", "safetensors", "--out", tmp_path / "a.safetensors")
     assert "moving average of step 3" in text
-    assert "softmax" not in text
     weights = load_file(tmp_path / "a.safetensors")
     assert weights.keys() == network.state_dict().keys()
     assert all(torch.equal(weights[name], each) for name, each in network.state_dict().items())
-    assert "outputs.softmax(1)" in shown(capsys, "export", run, TRUST, "--to", "torch_export")
+    assert "softmax" not in text
+    assert "outputs.softmax(1)" in shown(capsys, "export", run, "--to", "torch_export")
     images = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     exported = torch.export.load(run / "model.pt2").module()
     with torch.no_grad():
         assert torch.allclose(exported(images), network(images), rtol=1e-3, atol=1e-4)
-    assert "--overwrite" in refused(capsys, 8, "export", run, TRUST, "--to", "torch_export")
+    assert main(["export", str(run), "--to", "torch_export"]) == 8
+    assert "--overwrite" in capsys.readouterr().err
 
 
 def test_an_onnx_file_is_held_against_onnxruntime(
-    run: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     path = tmp_path / "net.onnx"
-    command = ["export", str(run), TRUST, "--to", "onnx", "--out", str(path)]
-    assert "onnxruntime" in shown(capsys, *command)
+    assert "onnxruntime" in shown(capsys, "export", run, "--to", "onnx", "--out", path)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     images = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    (outputs,) = session.run(["outputs"], {"inputs": images.numpy()})
+    (found,) = session.run(["outputs"], {"inputs": images.numpy()})
     with torch.no_grad():
-        expected = firecaffe.load(run, trust_code=True)(images)
-    assert torch.allclose(torch.from_numpy(outputs), expected, rtol=1e-3, atol=1e-4)
+        expected = firecaffe.load(run)(images)
+    assert torch.allclose(torch.from_numpy(found), expected, rtol=1e-3, atol=1e-4)
     # A runtime that comes to something else: the file that was there stays, and no other is left.
     before = path.read_bytes()
-    right = runtime.InferenceSession.run
-    wrong = lambda self, *words: [1.1 * right(self, *words)[0]]  # noqa: E731
-    monkeypatch.setattr(runtime.InferenceSession, "run", wrong)
-    capsys.readouterr()
-    assert main([*command, "--overwrite"]) == 7
+    own = runtime.InferenceSession.run
+    monkeypatch.setattr(
+        runtime.InferenceSession, "run", lambda self, *words: [1.1 * own(self, *words)[0]]
+    )
+    assert main(["export", str(run), "--to", "onnx", "--out", str(path), "--overwrite"]) == 7
     assert "net.onnx" in capsys.readouterr().err
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_exported_is_one_line(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    assert "firecaffe[onnx]" in refused(capsys, 2, "export", run, TRUST, "--to", "onnx")
+    for words, code, said in (
+        ([], 2, "--to"),
+        (["--to", "caffe"], 2, "safetensors"),
+        (["--to", "onnx"], 2, "firecaffe[onnx]"),
+        (["--to", "safetensors", "--out", "net.pt"], 2, "net.pt"),
+    ):
+        capsys.readouterr()
+        assert main(["export", str(run), *words]) == code
+        line = capsys.readouterr().err
+        assert said in line
+        assert line.count("\n") == 1

@@ -10,13 +10,12 @@ from firecaffe.planner.learn_rates import load_rates
 from tests.cli.test_plan import ALEXNET, BATCH_OF_32, RECIPE, plan, planned
 from tests.kit.data_sheets import data_sheet
 
-RING = ("--exchanges", "ring")
 RESNET = ("--model", "resnet50", "--device", "a100")
 
 
 def test_a_larger_batch_is_advised_up_to_the_largest_useful_one() -> None:
     """Of ResNet-50, 47 thousand."""
-    words = ["--model", "resnet50", "--cluster", "ethernet-1g", "--workers", "8", *RING]
+    words = ["--model", "resnet50", "--cluster", "ethernet-1g", "--workers", "8"]
     for batch, is_advised in ((4096, True), (65536, False)):
         (found,) = planned(*words, "--global-batch-size", str(batch))
         assert ("a global batch twice as large" in found["advice"]) is is_advised
@@ -31,7 +30,7 @@ def test_what_sums_at_odd_numbers_of_workers_is_said() -> None:
 
 def test_fewer_workers_need_no_faster_link() -> None:
     """Of 16, the 25 Gbit/s Ethernet was passed over: it is not sure to beat 10, as 100 is."""
-    words = ["--links", "1,10,25,100", "--workers", "1,2,4,8,16,32", *RING]
+    words = ["--links", "1,10,25,100", "--workers", "1,2,4,8,16,32"]
     (found,) = json.loads(plan(*RESNET, *words, "--json")[1])
     assert found["link"] == "25 Gbit/s Ethernet"
     said = " ".join(found["sentences"])
@@ -57,7 +56,7 @@ def test_a_tenth_more_workers_bring_what_a_plan_of_them_says() -> None:
 
 
 def test_a_buyer_reads_to_what_and_with_which_codec() -> None:
-    words = ["--links", "1,10", "--workers", "8,32", *RING]
+    words = ["--links", "1,10", "--workers", "8,32"]
     _, out, _ = plan(*RESNET, *words, "--compressors", "all")
     bought = next(line for line in out.splitlines() if line.startswith("Buy the 1 Gbit/s"))
     assert "hours to 75.9 % top-1" in bought
@@ -85,7 +84,7 @@ def test_a_file_of_rates_alone_is_judged_as_the_record_judges_it() -> None:
 
 
 def test_energy_is_that_of_nodes_or_says_that_it_is_not() -> None:
-    words = ["--model", "resnet50", "--workers", "8", *RING]
+    words = ["--model", "resnet50", "--workers", "8"]
     for cluster, is_whole in (("dgx-a100", True), ("ethernet-10g", False)):
         _, out, _ = plan(*words, "--cluster", cluster)
         assert re.search(r"[\d.]+ kWh", out)

@@ -1,10 +1,15 @@
 """The recipe that mistakes are made in; no rank may be started."""
 
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
 
-from tests.cli.mistakes.line import GOOD, generate_once
+from firecaffe.data.generated import generate
+from tests.cli.mistakes.line import GOOD
+
+generate_once = cache(partial(generate, 0, 1000, 100))
+"""Made once, and few: most of the commands here would make all of them anew."""
 
 
 @pytest.fixture

@@ -7,22 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.mistakes.line import error_of, train_here
+from firecaffe.cli import main
+from tests.cli.mistakes.line import GOOD, INT8, PAIRS, error_of
 
-FinishedRun = Callable[[str], Path]
-
-INT8 = "--exchange.compressor int8"
-PAIRS = f"{INT8} --exchange.compressor_level 1"
-COSINE = "--solver.lr_policy cosine"
+FinishedRun = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    """Gives a run of the recipe with options, one for all who ask: to be read, not changed."""
+    """Gives a run of the recipe with options, one for all who ask: to be read, not changed.
+
+    One rank alone trains in this process when torchrun's words say so.
+    """
 
     @cache
-    def train(options: str) -> Path:
-        return train_here(tmp_path_factory.mktemp("finished"), *options.split())
+    def train(*options: str) -> Path:
+        folder = tmp_path_factory.mktemp("finished")
+        (folder / "recipe.toml").write_text(GOOD)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RANK", "0")
+            patch.setenv("WORLD_SIZE", "1")
+            words = ["--run.folder", str(folder / "run"), "--run.tensorboard", "false"]
+            assert main(["train", str(folder / "recipe.toml"), *words, *options]) == 0
+        return folder / "run"
 
     return train
 
@@ -30,7 +37,8 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 def test_flipped_byte_in_checkpoint(
     capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path, finished_run: FinishedRun
 ) -> None:
-    run = shutil.copytree(finished_run(""), tmp_path / "run")
+    run = shutil.copytree(finished_run(), tmp_path / "run")
+    capsys.readouterr()
     state = run / "checkpoints" / "step-00000001" / "state.safetensors"
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
@@ -43,32 +51,56 @@ def test_resume_without_a_recipe(
     capsys: pytest.CaptureFixture[str], finished_run: FinishedRun
 ) -> None:
     """Wherever in the run the path leads."""
-    run = finished_run("")
-    for path in (run, run / "checkpoints" / "step-00000001"):
-        code, line = error_of(capsys, ["train", "--resume", str(path)])
+    run = finished_run()
+    capsys.readouterr()
+    for where in (run, run / "checkpoints" / "step-00000001"):
+        code, line = error_of(capsys, ["train", "--resume", str(where)])
         assert (code, f"the run to resume is {run / 'recipe.toml'}" in line) == (2, True), line
 
 
-OTHERS = [
-    ("", "--solver.momentum 0.5", "solver.momentum is 0.5"),
-    ("--train.steps 2", "--train.steps 1", "at step 2, the recipe ends at step 1"),
-    (f"{COSINE} --train.steps 2", f"{COSINE} --train.steps 1", "at step 2"),
-    (INT8, "--exchange.compressor one_bit", "'one_bit' in the recipe, 'int8' in the checkpoint"),
-    (INT8, "", "exchange.compressor is 'none' in the recipe, 'int8' in the checkpoint"),
-    ("", INT8, "exchange.compressor is 'int8' in the recipe, 'none' in the checkpoint"),
-    (INT8, PAIRS, "exchange.compressor_level is 1 in the recipe, 0 in the checkpoint"),
-]
-
-
-@pytest.mark.parametrize(("saved", "asked", "said"), OTHERS)
 def test_resume_with_another_recipe(
-    saved: str,
-    asked: str,
-    said: str,
+    capsys: pytest.CaptureFixture[str], recipe: Path, finished_run: FinishedRun
+) -> None:
+    run = finished_run()
+    capsys.readouterr()
+    words = ["--resume", str(run), "--solver.momentum", "0.5"]
+    code, line = error_of(capsys, ["train", str(recipe), *words])
+    assert (code, "solver.momentum is 0.5" in line) == (4, True)
+
+
+@pytest.mark.parametrize("policy", ["fixed", "cosine"])
+def test_resume_with_fewer_steps(
+    capsys: pytest.CaptureFixture[str], recipe: Path, finished_run: FinishedRun, policy: str
+) -> None:
+    words = ["--solver.lr_policy", policy]
+    run = finished_run(*words, "--train.steps", "2")
+    capsys.readouterr()
+    words += ["--resume", str(run), "--train.steps", "1"]
+    code, line = error_of(capsys, ["train", str(recipe), *words])
+    assert (code, "at step 2" in line, "ends at step 1" in line) == (4, True, True), line
+
+
+@pytest.mark.parametrize(
+    ("saved", "asked", "word", "values"),
+    [
+        (INT8, ["--exchange.compressor", "one_bit"], "compressor", ("'one_bit'", "'int8'")),
+        (INT8, [], "compressor", ("'none'", "'int8'")),
+        ([], INT8, "compressor", ("'int8'", "'none'")),
+        (INT8, [*INT8, *PAIRS], "compressor_level", ("1", "0")),
+    ],
+    ids=["another", "none any more", "none before", "another level"],
+)
+def test_resume_with_another_compressor(
+    capsys: pytest.CaptureFixture[str],
     recipe: Path,
     finished_run: FinishedRun,
-    capsys: pytest.CaptureFixture[str],
+    saved: list[str],
+    asked: list[str],
+    word: str,
+    values: tuple[str, str],
 ) -> None:
-    words = ["--resume", str(finished_run(saved)), *asked.split()]
-    code, line = error_of(capsys, ["train", str(recipe), *words])
-    assert (code, said in line) == (4, True), line
+    run = finished_run(*saved)
+    capsys.readouterr()
+    code, line = error_of(capsys, ["train", str(recipe), "--resume", str(run), *asked])
+    expected = f"exchange.{word} is {values[0]} in the recipe, {values[1]} in the checkpoint"
+    assert (code, expected in line) == (4, True), line

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.mistakes import split_nets
-from tests.cli.mistakes.line import GOOD, error_of
+from tests.cli.mistakes.line import error_of
 
 
 def split(pattern: str, word: str, parts: int = 2) -> str:
@@ -15,11 +15,20 @@ def split(pattern: str, word: str, parts: int = 2) -> str:
 TRICK = 'scheme = "one_weird_trick"\n'
 
 LAYERS = [
+    ("Net", split("classifier.*", "neurons"), "'classifier.*' matches no layer that can be split"),
     ("Net", split("boddy.*", "neurons"), "'boddy.*' matches no layer that can be split by neurons"),
     ("Net", split("body", "neurons"), "body is no layer but has some; say 'body.*'"),
     ("Net", split("head", "neuron"), "'head' is to be split by 'neuron'; known are neurons, inpu"),
-    ("Net", split("conv", "neurons"), "conv is a Conv2d, which cannot be split by neurons; it can"),
-    ("Odd", split("o*", "neurons"), "odd is a Bilinear, which cannot be split by neurons; leave"),
+    (
+        "Net",
+        split("conv", "neurons"),
+        "conv is a Conv2d, which cannot be split by neurons; it can ",
+    ),
+    (
+        "Odd",
+        split("o*", "neurons"),
+        "odd is a Bilinear, which cannot be split by neurons; leave it",
+    ),
     ("Net", split("body", "paths"), "body cannot be split by paths: its forward does not return "),
     ("Hooked", split("head", "neurons"), "head has hooks, which would be lost"),
     (
@@ -33,74 +42,101 @@ LAYERS = [
 ]
 
 STAGES = [
-    ("Net", '["heads"]', "'heads' is no module of the network, as head"),
-    ("Net", '["conv"]', "the first stage would be empty; leave out conv, or let the next"),
-    (
-        "Twice",
-        '["body.2"]',
-        "body.2 is called more than once; a stage begins with a module that is",
-    ),
-    (
-        "Tied",
-        '["tied"]',
-        "body.2.weight and tied.weight are one tensor, used in two stages; let no",
-    ),
-    ("Branching", '["head"]', "what Branching calls cannot be followed ("),
-    ("Hooked", '["body.2"]', "body has hooks, which would be lost; remove them, or let no stage"),
+    ("Net", ["heads"], "'heads' is no module of the network, as head"),
+    ("Net", ["conv"], "the first stage would be empty; leave out conv, or let the next"),
+    ("Twice", ["body.2"], "body.2 is called more than once; a stage begins with a module that is"),
+    ("Tied", ["tied"], "body.2.weight and tied.weight are one tensor, used in two stages; let no"),
+    ("Branching", ["head"], "what Branching calls cannot be followed ("),
+    ("Hooked", ["body.2"], "body has hooks, which would be lost; remove them, or let no stage"),
 ]
 
-PATHS = 'parts = 2\nsplit = { conv = "paths" }\nstages = ["conv.two"]'
-HED = 'parts = 2\nsplit = { hed = "neurons" }\nstages = ["head"]'
-HEAD, HEAD_IN_3 = split("head", "neurons"), split("head", "neurons", 3)
-HEADS_STAGE = 'stages = ["head"]'
-
 SECTIONS = [
-    ("Net", HEAD_IN_3, "parallel.parts is 3, which 2 workers cannot hold equal"),
+    ("Net", split("head", "neurons", 3), "parallel.parts is 3, which 2 workers cannot hold equal"),
     ("Net", "model = 2", "parallel.model = 2 with no parallel.split"),
-    ("Net", f"data = 2\n{HEAD}", "2 workers with parallel.data 2 and parallel."),
+    (
+        "Net",
+        f"data = 2\n{split('head', 'neurons')}",
+        "2 workers with parallel.data 2 and parallel.",
+    ),
     ("Net", 'stages = ["body", "head"]', "2 workers with 3 stages: there must be a multiple of 3"),
     ("Net", 'stages = ["body", "body"]', "parallel.stages has 'body' twice; a stage begins there"),
     ("Net", f"model = 2\nparts = 12\n{TRICK}", "parallel.scheme one_weird_trick: body.2 has 8 n"),
     ("Convolutions", f"model = 2\n{TRICK}", "parallel.scheme one_weird_trick: the network has no"),
-    ("Net", TRICK + split("conv", "filters"), "parallel.split has conv by filters: one_weird_"),
-    ("WithPaths", PATHS, "parallel.stages: conv.two is in conv, which is split; let the stage be"),
-    ("Net", f"{HEAD_IN_3}\n{HEADS_STAGE}", "parallel.parts is 3, which 2 workers cannot hold eq"),
-    ("Net", f"{HEAD}\n{HEADS_STAGE}", "2 workers with 2 stages of 2 workers: there must be a mult"),
-    ("Net", HED, "parallel.split: 'hed' matches no layer that can be split"),
-    ("Net", f"model = 2\n{TRICK}{HEADS_STAGE}", "parallel.stages with parallel.scheme = one_weird"),
-]
-
-# The recipe's own network is lenet; the batch of 2 has one micro-batch.
-OF_THE_RECIPE = [
-    ("--train.global_batch_size 2", "data = 2", "2 ranks but only 1 micro-batch a step"),
     (
-        "--train.global_batch_size 2",
-        f"model = 2\n{TRICK}",
-        "parallel.scheme one_weird_trick with 1 micro-batch a step on 2 workers",
-    ),
-    (  # the line names what the recipe has, and not the split that the scheme comes to
-        "--train.compile true",
-        f"model = 2\n{TRICK}",
-        "parallel.scheme = one_weird_trick with train.compile",
+        "Net",
+        TRICK + split("conv", "filters"),
+        "parallel.split has conv by filters: one_weird_trick",
     ),
 ]
 
-NETS = [
+SPLIT_STAGES = [
+    (
+        "WithPaths",
+        'parts = 2\nsplit = { conv = "paths" }\nstages = ["conv.two"]',
+        "parallel.stages: conv.two is in conv, which is split; let the stage begin elsewhere",
+    ),
+    (
+        "Net",
+        f'{split("head", "neurons", 3)}\nstages = ["head"]',
+        "parallel.parts is 3, which 2 workers cannot hold equally",
+    ),
+    (
+        "Net",
+        f'{split("head", "neurons")}\nstages = ["head"]',
+        "2 workers with 2 stages of 2 workers: there must be a multiple of 4",
+    ),
+    (
+        "Net",
+        'parts = 2\nsplit = { hed = "neurons" }\nstages = ["head"]',
+        "parallel.split: 'hed' matches no layer that can be split",
+    ),
+    ("Net", f'model = 2\n{TRICK}stages = ["head"]', "parallel.stages with parallel.scheme = one_"),
+]
+
+CASES = [
     *SECTIONS,
+    *SPLIT_STAGES,
     *((net, words, f"parallel.split: {line}") for net, words, line in LAYERS),
     *((net, f"stages = {names}", f"parallel.stages: {line}") for net, names, line in STAGES),
 ]
-CASES = [
-    *OF_THE_RECIPE,
-    *((f"--model.name {split_nets.PLACE}:{net}", words, line) for net, words, line in NETS),
-]
 
 
-@pytest.mark.parametrize(("options", "words", "line"), CASES)
+@pytest.mark.parametrize(("net", "words", "line"), CASES)
 def test_one_line(
-    recipe: Path, options: str, words: str, line: str, capsys: pytest.CaptureFixture[str]
+    recipe: Path, net: str, words: str, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe.write_text(f"{GOOD}\n[parallel]\n{words}\n")
-    command = ["train", str(recipe), "--nproc-per-node", "2", *options.split()]
-    code, said = error_of(capsys, command)
-    assert (code, said.startswith(f"firecaffe: {line}")) == (2, True), said
+    recipe.write_text(f"{recipe.read_text()}\n[parallel]\n{words}\n")
+    options = ["--nproc-per-node", "2", "--model.name", f"{split_nets.PLACE}:{net}"]
+    code, said = error_of(capsys, ["train", str(recipe), *options])
+    assert code == 2
+    assert said.startswith(f"firecaffe: {line}")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("data = 2", "2 ranks but only 1 micro-batch a step"),
+        (
+            'model = 2\nscheme = "one_weird_trick"',
+            "parallel.scheme one_weird_trick with 1 micro-batch a step on 2 workers",
+        ),
+    ],
+)
+def test_a_batch_that_is_smaller_than_the_workers(
+    recipe: Path, words: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe.write_text(f"{recipe.read_text()}\n[parallel]\n{words}\n")
+    small = ["--nproc-per-node", "2", "--train.global_batch_size", "2"]
+    code, said = error_of(capsys, ["train", str(recipe), *small])
+    assert code == 2
+    assert said.startswith(f"firecaffe: {line}")
+
+
+def test_words_by_which_the_scheme_alone_says_it(
+    recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names what the recipe has, parallel.scheme."""
+    recipe.write_text(f"{recipe.read_text()}\n[parallel]\nmodel = 2\n{TRICK}")
+    code, said = error_of(capsys, ["train", str(recipe), "--train.compile", "true"])
+    assert code == 2
+    assert said.startswith("firecaffe: parallel.scheme = one_weird_trick with train.compile")

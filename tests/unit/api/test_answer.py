@@ -1,10 +1,8 @@
-"""An answer shows itself in text, in a notebook as HTML, and in pictures with names as they are."""
+"""An answer shows itself in text, and in a notebook as HTML."""
 
 import io
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 import firecaffe
-from firecaffe.api.answer import Answer, load_figure, write_picture
-from firecaffe.cli import main
+from firecaffe.api.answer import Answer
 from firecaffe.cli.arguments import show
 
 
@@ -56,39 +53,3 @@ def test_a_narrow_terminal_cuts_no_figure_of_a_plan(monkeypatch: pytest.MonkeyPa
     show(firecaffe.plan(model="lenet", workers=[1, 2], cluster="ethernet-1g"))
     assert "samples/s" in out.getvalue()
     assert "…" not in out.getvalue()
-
-
-def test_a_name_in_a_picture_is_no_formula(tmp_path: Path) -> None:
-    for words in ({"title": "a$b^$"}, {"xlabel": "a$b^$"}, {}):
-        figure = load_figure()()
-        axes = figure.subplots()
-        axes.plot([1, 10], [1, 10], label="x" if words else "a$b^$")
-        axes.set(xscale="log", **words)
-        axes.legend()
-        write_picture(tmp_path / "a.png", figure, "x", "x")
-        assert (tmp_path / "a.png").stat().st_size
-
-
-@pytest.mark.parametrize(
-    ("line", "work"),
-    [
-        ("compare run --html a.html", "compare.read_run"),
-        ("plan --model lenet --plot a.png", "plan.clusters_of"),
-        ("compress run.toml --plot a.png", "compress.make_small"),
-    ],
-)
-def test_what_draws_is_asked_for_before_the_work(
-    line: str,
-    work: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("matplotlib", "matplotlib.figure"):
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setattr(f"firecaffe.api.{work}", lambda *_: pytest.fail("the work has begun"))
-    (tmp_path / "run.toml").write_text('[model]\nname = "lenet"\nweights = "w"\n')
-    assert main(line.split()) == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert f"{line.split()[-2]} needs matplotlib" in error

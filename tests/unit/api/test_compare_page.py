@@ -12,17 +12,25 @@ from firecaffe.api.compare_page import (
     unit_for,
 )
 
-UNITS = (
-    (TIME_UNITS, {0.4: "s", 119: "s", 121: "min", 8000: "h"}),
-    (SAMPLE_UNITS, {1500: "", 60_000: "thousands", 3e6: "millions"}),
-    (BYTE_UNITS, {5e5: "kB", 5e8: "MB", 5e9: "GB"}),
+
+@pytest.mark.parametrize(
+    ("largest", "units", "expected"),
+    [
+        (0.4, TIME_UNITS, "s"),
+        (119, TIME_UNITS, "s"),
+        (121, TIME_UNITS, "min"),
+        (8000, TIME_UNITS, "h"),
+        (1500, SAMPLE_UNITS, ""),
+        (60_000, SAMPLE_UNITS, "thousands"),
+        (3e6, SAMPLE_UNITS, "millions"),
+        (5e5, BYTE_UNITS, "kB"),
+        (5e8, BYTE_UNITS, "MB"),
+        (5e9, BYTE_UNITS, "GB"),
+    ],
 )
-
-
-def test_units_that_people_read() -> None:
-    for units, names in UNITS:
-        for largest, name in names.items():
-            assert unit_for(largest, units) == (name, units[name])
+def test_units_that_people_read(largest: float, units: dict[str, float], expected: str) -> None:
+    name, size = unit_for(largest, units)
+    assert (name, size) == (expected, units[expected])
 
 
 def test_smoothing_takes_the_noise_and_leaves_the_course() -> None:
@@ -31,8 +39,9 @@ def test_smoothing_takes_the_noise_and_leaves_the_course() -> None:
     noisy = [x + (-1) ** place * 10 for place, x in enumerate(line)]
     left = [abs(a - b) for a, b in zip(smoothed(noisy), line, strict=True)]
     assert max(left[5:-5]) < 2
-    few = [1.0, 5.0] * (MOST_MARKED_POINTS // 2)
-    assert smoothed(few) == few
+    assert smoothed([1.0, 5.0] * (MOST_MARKED_POINTS // 2)) == [1.0, 5.0] * (
+        MOST_MARKED_POINTS // 2
+    )
     assert smoothed([]) == []
 
 

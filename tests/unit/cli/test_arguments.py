@@ -10,16 +10,19 @@ from firecaffe.cli.tune import make_parser as of_tune
 from firecaffe.errors import RecipeError
 
 
-def test_a_recipe_and_its_options_stand_in_any_order() -> None:
-    for typed in (
-        "r.toml --nproc-per-node 2 --train.global_batch_size 8",
-        "--nproc_per_node 2 --train.global-batch-size 8 r.toml",
-        "--nproc-per-node=2 r.toml --train.global_batch_size=8",
-    ):
-        line = of_train().read(typed.split())
-        assert line.positionals == ["r.toml"]
-        assert line.options == ["--nproc-per-node=2", "--train.global_batch_size=8"]
-        assert line.words == ["train.global_batch_size"]
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["r.toml", "--nproc-per-node", "2", "--train.global_batch_size", "8"],
+        ["--nproc_per_node", "2", "--train.global-batch-size", "8", "r.toml"],
+        ["--nproc-per-node=2", "r.toml", "--train.global_batch_size=8"],
+    ],
+)
+def test_a_recipe_and_its_options_stand_in_any_order(argv: list[str]) -> None:
+    line = of_train().read(argv)
+    assert line.positionals == ["r.toml"]
+    assert line.options == ["--nproc-per-node=2", "--train.global_batch_size=8"]
+    assert line.words == ["train.global_batch_size"]
 
 
 @pytest.mark.parametrize(
@@ -29,7 +32,12 @@ def test_a_recipe_and_its_options_stand_in_any_order() -> None:
         (of_train(), ["--print_config", "r"], ["r"], ["--print-config"]),
         (of_train(), ["--solver.lr_mult.a_b-c", "2"], [], ["--solver.lr_mult.a_b-c=2"]),
         (of_plan(), ["--compare", "a", "b", "c"], ["c"], ["--compare", "a", "b"]),
-        (of_tune(), ["r", "--against", "a", "b"], ["r"], ["--against", "a", "b"]),
+        (
+            of_tune(),
+            ["r", "--against", "a", "b", "--json"],
+            ["r"],
+            ["--against", "a", "b", "--json"],
+        ),
         (of_compare(), ["a", "--by", "recipe", "b"], ["a", "b"], ["--by=recipe"]),
     ],
 )
@@ -45,14 +53,17 @@ def test_a_command_without_a_recipe_has_no_words() -> None:
         of_compare().read(["a", "--train.steps", "3"])
 
 
-def test_suggestions() -> None:
-    known = ["--nproc-per-node", "--resume", "--resumed", "solver.base_lr", "train.steps"]
-    for name, meant in (
-        ("--nproc", "; did you mean --nproc-per-node?"),
-        ("--resum", "; did you mean --resume or --resumed?"),
-        ("train.base_lr", "; did you mean solver.base_lr?"),
-        ("--base-lr", "; did you mean solver.base_lr?"),
-        ("--rezume", "; did you mean --resume?"),
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("--nproc", "--nproc-per-node"),
+        ("--resum", "--resume or --resumed"),
+        ("train.base_lr", "solver.base_lr"),
+        ("--base-lr", "solver.base_lr"),
+        ("--rezume", "--resume"),
         ("--zzz", ""),
-    ):
-        assert setting_meant(name, known) == meant
+    ],
+)
+def test_suggestions(name: str, found: str) -> None:
+    known = ["--nproc-per-node", "--resume", "--resumed", "solver.base_lr", "train.steps"]
+    assert setting_meant(name, known) == (f"; did you mean {found}?" if found else "")

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from firecaffe.cli.bench_exchange_report import make_report, show
-from firecaffe.exchange.choose import choose
+from firecaffe.exchange.choose import Choice, choose
 from firecaffe.measure.exchange_times import Timing
 from firecaffe.transport.link import MeasuredLink
 
@@ -18,7 +18,6 @@ CONDITIONS = {
     "cpu_busy_share": 0.5,
     "process_cpu_share": 0.125,
 }
-# size, count, exchange, through, wire, time, min, max, algbw, busbw, / native, of bound
 ROWS = (
     "16000000 4000000 native group ? 8000.0 8000.0 9000.0 2.000 3.000 1.00 1.500",
     "16000000 4000000 tree both 32000000 4000.0 3000.0 6000.0 4.000 6.000 0.50 3.000",
@@ -27,7 +26,7 @@ ROWS = (
 LINK = MeasuredLink(0, 2, (50e-6, 40e-6, 90e-6), (2e9, 1e9, 4e9))
 
 
-def report(link_bits_per_s: float | None = None) -> Any:
+def report(link_bits_per_s: float | None = None) -> dict[str, Any]:
     """4 ranks on 2 nodes, 16 MB: 8 ms by native, 4 ms by the tree."""
     return make_report(
         [
@@ -46,29 +45,36 @@ def report(link_bits_per_s: float | None = None) -> Any:
     )
 
 
-def printed(answer: dict[str, Any]) -> list[str]:
-    out = io.StringIO()
-    show(answer, Console(file=out, width=160))
-    return out.getvalue().splitlines()
-
-
-def test_the_json() -> None:
-    answer = report()
-    native, tree, int8 = answer["results"]
+def test_results() -> None:
+    native, tree, int8 = report()["results"]
+    assert (tree["algorithm"], tree["size_bytes"], tree["count"]) == ("tree", 16e6, 4e6)
+    assert (tree["time_s"], tree["min_s"], tree["max_s"]) == (4e-3, 3e-3, 6e-3)
     assert tree["samples_s"] == [4e-3, 3e-3, 6e-3]
     assert tree["algbw_bytes_per_s"] == pytest.approx(4e9)
     assert tree["busbw_bytes_per_s"] == pytest.approx(6e9)
     assert tree["ratio_to_native"] == pytest.approx(0.5)  # of 1/2, 1/3 and 3/4
+    assert native["ratio_to_native"] == 1
+    assert [row["through"] for row in (native, tree, int8)] == ["group", "both", "group"]
+    assert [row["wire_bytes"] for row in (native, tree, int8)] == [None, 32_000_000, 6_093_750]
     assert [row["is_compressed"] for row in (native, tree, int8)] == [False, False, True]
-    for given, used, share in ((None, "measured", 3.0), (80e9, "given", 0.6)):
-        bound = report(given)
-        assert bound["link"]["bound_uses"] == used
-        assert bound["results"][1]["share_of_bound"] == pytest.approx(share)
-    assert answer["link"]["latency_s"] == 40e-6  # of 40, 50 and 60
-    assert answer["link"]["bandwidth_bytes_per_s"] == 2e9
-    assert answer["link"]["between_nodes"] is True
-    # A node is described once, and the work of its ranks is added.
-    first, second = answer["nodes"]
+
+
+@pytest.mark.parametrize(
+    ("given_bits_per_s", "used", "share"), [(None, "measured", 3.0), (80e9, "given", 0.6)]
+)
+def test_bound_is_of_the_link_as_given_or_else_as_measured(
+    given_bits_per_s: float | None, used: str, share: float
+) -> None:
+    found = report(given_bits_per_s)
+    assert found["link"]["bound_uses"] == used
+    assert found["results"][1]["share_of_bound"] == pytest.approx(share)
+    assert found["link"]["latency_s"] == 40e-6  # of 40, 50 and 60
+    assert found["link"]["bandwidth_bytes_per_s"] == 2e9
+    assert found["link"]["between_nodes"] is True
+
+
+def test_nodes_are_told_once_and_the_work_of_their_ranks_is_added() -> None:
+    first, second = report()["nodes"]
     assert (first["host"], first["ranks"]) == ("a", [0, 1])
     assert (second["host"], second["ranks"]) == ("b", [2, 3])
     assert second["environment"]["host"] == "b"
@@ -76,42 +82,63 @@ def test_the_json() -> None:
     assert second["conditions"]["cpu_busy_share"] == 0.5
 
 
-def test_the_table_is_plain_lines() -> None:
+def printed(found: dict[str, Any]) -> list[str]:
+    out = io.StringIO()
+    show(found, Console(file=out, width=160))
+    return out.getvalue().splitlines()
+
+
+def test_table_without_a_terminal_is_plain_lines() -> None:
     lines = printed(report())
     assert lines[0] == "4 ranks on 2 nodes, cpu, A processor, 2 cores, torch 2.13.0"
-    assert "rank 0 and rank 2 on different nodes: α 40.0 us, β 0.500 ns/B" in lines[1]
+    assert lines[1] == (
+        "link       measured between rank 0 and rank 2 on different nodes: "
+        "α 40.0 us, β 0.500 ns/B, that is 16.000 Gbit/s"
+    )
     assert lines[2] == "bound      uses 16.000 Gbit/s, as measured"
-    assert lines[3].startswith("conditions a from rank 0 on: congestion control reno,")
-    assert lines[3].endswith("segments 3, processors 50% busy, 25% by these ranks")
+    assert lines[3] == (
+        "conditions a from rank 0 on: congestion control reno, retransmitted segments 3, "
+        "processors 50% busy, 25% by these ranks"
+    )
     header = next(i for i, line in enumerate(lines) if line.startswith("size (B)"))
     for line, row in zip(lines[header + 1 : header + 4], ROWS, strict=True):
         assert " ".join(line.split()) == row
-    assert lines[-2].startswith("int8: compressed;")
+    assert lines[-2].startswith("int8: compressed; the first sum as near as the codec says, ")
     assert lines[-2].endswith("up to 0 bytes those of one process")
     assert lines[-1] == "auto, by the measured α and β: halving_doubling 16000000 B"
+    assert not any("\x1b" in line for line in lines)
 
 
 def test_what_the_system_does_not_tell_is_not_made_up() -> None:
-    answer = report(link_bits_per_s=1e9)
-    answer["nodes"][0]["conditions"].update(congestion_control=None, retransmitted_segments=None)
-    lines = printed(answer)
+    found = report(link_bits_per_s=1e9)
+    found["nodes"][0]["conditions"].update(congestion_control=None, retransmitted_segments=None)
+    lines = printed(found)
     assert lines[2] == "bound      uses 1.000 Gbit/s, as given (--link)"
     assert "congestion control ?, retransmitted segments ?," in lines[3]
 
 
-@pytest.mark.parametrize(
-    ("algorithms", "said"),
-    [
-        ("tree", "tree 8 B"),
-        ("tree tree tree", "tree 8 B to 32 B"),
-        ("tree tree ring", "tree 8 B to 16 B, ring 32 B"),
-        ("tree ring tree", "tree 8 B, ring 16 B, tree 32 B"),
-    ],
-)
-def test_what_auto_would_take_is_one_line(algorithms: str, said: str) -> None:
-    answer = report()
-    answer["auto"] = [
-        {"size_bytes": 8 * 2**i, "algorithm": name, "predicted_s": {"tree": 1.0}}
-        for i, name in enumerate(algorithms.split())
+AUTO = {
+    "one": (["tree"], "tree 8 B"),
+    "same": (["tree", "tree", "tree"], "tree 8 B to 32 B"),
+    "from a size on": (["tree", "tree", "ring"], "tree 8 B to 16 B, ring 32 B"),
+    "there and back": (["tree", "ring", "tree"], "tree 8 B, ring 16 B, tree 32 B"),
+}
+
+
+@pytest.mark.parametrize(("algorithms", "said"), AUTO.values(), ids=AUTO)
+def test_what_auto_would_take_is_one_line(algorithms: list[str], said: str) -> None:
+    found = report()
+    found["auto"] = [
+        {"size_bytes": 8 * 2**i, "algorithm": name, "predicted_s": {"tree": 1.0, "ring": 2.0}}
+        for i, name in enumerate(algorithms)
     ]
-    assert printed(answer)[-1] == f"auto, by the measured α and β: {said}"
+    assert printed(found)[-1] == f"auto, by the measured α and β: {said}"
+
+
+def test_in_shared_memory_auto_has_nothing_to_choose() -> None:
+    found = report()
+    nothing = Choice("tree", 0.0, {"tree": 0.0})
+    found["auto"] = [
+        {"size_bytes": 8, "algorithm": nothing.algorithm, "predicted_s": nothing.by_algorithm}
+    ]
+    assert printed(found)[-1] == "auto: tree (shared memory, nothing goes between hosts)"

@@ -1,0 +1,68 @@
+"""Plans with a step that was measured: by a training's first steps, or by `plan --measure`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from firecaffe.api import plan_measured
+from firecaffe.api.cluster_file import write_cluster
+from firecaffe.cli import main
+from firecaffe.planner.cluster import load_cluster
+from tests.cli.test_plan import plan, planned
+from tests.typed import firecaffe
+
+SMALL = (
+    '[model]\nname = "lenet"\n[data]\nname = "generated"\n'
+    "[train]\nglobal_batch_size = 32\nmicro_batch_size = 4\nsteps = 30\n"
+    "[run]\ntensorboard = false\n"
+)
+
+
+def test_measured_steps_replace_a_wrong_forecast(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a cluster file whose device is a thousand times too slow."""
+    recipe, file, run = (tmp_path / name for name in ("recipe.toml", "wrong.toml", "run"))
+    recipe.write_text(SMALL)
+    host = load_cluster("cpu-host")
+    wrong = replace(host.device, peak_flops={"float32": 8e7}, memory_bytes_per_s=8e6)
+    write_cluster(file, replace(host, device=wrong))
+    words = ["--run.folder", str(run), "--run.cluster", str(file)]
+    done = firecaffe("train", str(recipe), "--nproc-per-node", "2", *words)
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.splitlines() if "with compute measured" in line]
+    assert "in steps 5 to 20: " in line
+    kept = json.loads((run / "forecast.json").read_text())
+    second = kept["refined"]
+    assert (second["workers"], second["made_from"]["micro_batches"]) == (2, 4)
+    assert 0 < second["step_low_s"] < second["step_s"] < second["step_high_s"]
+    assert main(["explain", str(run), "--json"]) == 0
+    score = json.loads(capsys.readouterr().out)["score"]
+    measured_s = score["step"]["measured_s"]
+    assert score["step"]["forecast_s"] == second["step_s"]
+    assert score["first_s"] == kept["step_s"]
+    assert abs(second["step_s"] - measured_s) < abs(kept["step_s"] - measured_s)
+
+
+def test_a_step_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_measured, "LEAST_S", 0.0)
+    monkeypatch.setattr(plan_measured, "cores", lambda: 2)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(SMALL.replace('"generated"', f'"fashion-mnist"\npath = "{tmp_path}/none"'))
+    code, out, err = plan(str(recipe), "--measure", "--workers", "1,4")
+    assert code == 0, err
+    (line,) = [line for line in out.splitlines() if line.startswith("measured here: lenet")]
+    assert "each node has the 2 cores of this host" in line
+    assert "from 4 workers on, those of a node share its 2 cores" in out
+    (found,) = planned(str(recipe), "--measure", "--workers", "1")
+    [row] = found["rows"]
+    assert row["compute_s"] - row["low"]["compute_s"] >= 0.02 * row["compute_s"]  # the device: 60 %
+    for words, said in (
+        (["--model", "lenet"], "--measure goes with a recipe"),
+        ([str(recipe), "--precision", "fp32"], "--precision has no effect beside --measure"),
+    ):
+        code, _, err = plan(*words, "--measure")
+        assert (code, len(err.splitlines())) == (2, 1)
+        assert said in err

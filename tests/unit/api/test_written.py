@@ -1,0 +1,48 @@
+"""What is there already is written over only if that is asked for, alike in every command."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from firecaffe.api.console import check_target
+from firecaffe.cli import main
+from firecaffe.errors import RecipeError, RunError
+
+RECIPE = str(Path(__file__).parents[3] / "recipes" / "nin_small.toml")
+COMMANDS = {
+    "tune": ["tune", RECIPE, "--global-batch-size", "256", "--write"],
+    "plan --write": ["plan", RECIPE, "--runs", "run", "--write"],
+    "plan --html": ["plan", RECIPE, "--html"],
+    "check": ["check", "--write"],
+    "bench step": ["bench", "step", "--model", "lenet", "--write"],
+    "bench data": ["bench", "data", "photos", "--write"],
+    "compare": ["compare", "a", "b", "--by", "recipe", "--html"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_writes_refuses(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, `plan`, `check`, `bench` and `compare` wrote over it, and only `tune` refused."""
+    suffix = "html" if name in ("compare", "plan --html") else "toml"
+    path = tmp_path / f"there.{suffix}"
+    path.write_text("mine")
+    assert main([*COMMANDS[name], str(path)]) == 8
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(path) in line
+    assert "--overwrite" in line
+    assert path.read_text() == "mine"
+
+
+def test_a_target_is_checked(tmp_path: Path) -> None:
+    there = tmp_path / "there.toml"
+    there.touch()
+    check_target("--write", "", overwrite=False)
+    check_target("--write", str(tmp_path / "new.toml"), overwrite=False, suffixes=(".toml",))
+    check_target("--write", str(there), overwrite=True)
+    with pytest.raises(RecipeError, match=re.escape("must end in .png or .html")):
+        check_target("--plot", str(there), overwrite=True, suffixes=(".png", ".html"))
+    with pytest.raises(RunError, match="there is no folder"):
+        check_target("--write", str(tmp_path / "no" / "x.toml"), overwrite=True)
