@@ -317,7 +317,8 @@ def plan(
         learned.append(f"wrote {plot}")
     by_work = [(key, work[0], [p for p in plans if p.name == key]) for key, work in works.items()]
     choices = [
-        LinkChoice.of(key, work, [(p.cluster, p.rows) for p in own]) for key, work, own in by_work
+        LinkChoice.of(key, work, [(p.cluster, p.rows) for p in own], names)
+        for key, work, own in by_work
     ]
     if html:
         write_page(Path(html), choices[0], bool(device))

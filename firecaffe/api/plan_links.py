@@ -40,16 +40,21 @@ class LinkChoice:
     work: Workload
     offers: Sequence[Offer]
     """The slowest link first."""
+    exchanges: Sequence[str] | None
+    """The exchanges that may be used; None for all."""
 
     @classmethod
     def of(
-        cls, name: str, work: Workload, rows: Sequence[tuple[Cluster, Sequence[Forecast]]]
+        cls,
+        name: str,
+        work: Workload,
+        rows: Sequence[tuple[Cluster, Sequence[Forecast]]],
+        exchanges: Sequence[str] | None,
     ) -> "LinkChoice":
         best = [(cluster, fastest(own)) for cluster, own in rows]
         by_all = set.intersection(*({row.workers for row in own} for _, own in best))
-        return cls(
-            name, work, [(on, [row for row in own if row.workers in by_all]) for on, own in best]
-        )
+        offers = [(on, [row for row in own if row.workers in by_all]) for on, own in best]
+        return cls(name, work, offers, exchanges)
 
     @property
     def workers(self) -> list[int]:
@@ -155,7 +160,7 @@ class LinkChoice:
             return
         batch = more * per_worker * work.micro_batch_size
         larger, codecs = replace(work, global_batch_size=batch), [rows[-1].compressor]
-        row = fastest(forecasts(larger, cluster, [more], None, codecs))[-1]
+        row = fastest(forecasts(larger, cluster, [more], self.exchanges, codecs))[-1]
         gain = row.images_per_s / rows[-1].images_per_s - 1
         yield (
             f"A tenth more workers ({more}, with a batch of {batch:,}) bring {gain:+.0%} samples/s."

@@ -128,12 +128,12 @@ _PARALLEL = (
 _CONSTRAINED = (
     Refusal(
         (is_not("prune.how", MAGNITUDE), IN_REPLICAS),
-        "which weights are kept follows from them, and they differ among replicas",
+        "the weights to keep are chosen by their size, which differs among replicas",
         "take prune.how = magnitude",
     ),
     Refusal(
         (is_not("prune.scope", LAYER), is_not("prune.how", MAGNITUDE), *SHARDED_SERVER),
-        "which weights are kept is chosen among layers that different ranks have",
+        "the weights to keep are chosen among all layers, which ranks share out",
         "take prune.scope = layer, or leave synchrony.server out",
     ),
     Refusal(

@@ -75,6 +75,8 @@ def split_layers(
     if parts is not None:
         check_parts(model, chosen, parts)  # before a world is joined, which would stay
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if not devices:
+        raise ArgumentError("split_layers: the network has no parameter")
     if len(devices) > 1:
         raise ArgumentError(
             f"split_layers: the parameters are on {', '.join(devices)}; take one device"

@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from benchmarks.planner.published_scaling import FOLDER, forecast_rows
 from firecaffe.api.cluster_file import write_cluster
 from firecaffe.planner.learn_rates import load_rates
@@ -38,11 +40,12 @@ def test_fewer_workers_need_no_faster_link() -> None:
     assert "is enough" not in said.replace("10 Gbit/s is enough", "")
 
 
-def test_a_tenth_more_workers_bring_what_a_plan_of_them_says() -> None:
+@pytest.mark.parametrize("named", [[], ["--exchanges", "ring"]], ids=["all", "ring"])
+def test_a_tenth_more_workers_bring_what_a_plan_of_them_says(named: list[str]) -> None:
     few, more = (
         json.loads(
             plan(
-                *(*RESNET, "--links", "10", "--workers", str(workers)),
+                *(*RESNET, *named, "--links", "10", "--workers", str(workers)),
                 *("--micro-batch-size", "8", "--global-batch-size", str(64 * workers), "--json"),
             )[1]
         )[0]

@@ -185,14 +185,23 @@ def test_a_truncated_file_is_one_line(small: Path) -> None:
         [whole.value(number) for number in range(len(whole))]
 
 
-def test_a_branch_without_nodes_is_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "place", "value", "part"),
+    [
+        (1, 12, b"\x10\0", "none of its tree's"),  # a branch without nodes
+        (2, 16, b"\xff\xff", "a page has a node outside of itself"),
+    ],
+)
+def test_a_changed_page_is_one_line(
+    tmp_path: Path, kind: int, place: int, value: bytes, part: str
+) -> None:
     folder = write(tmp_path / "deep", values(1500, 500))
     content = (folder / FILE).read_bytes()
-    branches = [page for page in range(0, len(content), PAGE) if content[page + 10] == 1]
-    assert len(branches) > 2
-    for page in branches[:3]:
-        (folder / FILE).write_bytes(content[: page + 12] + b"\x10\0" + content[page + 14 :])
-        with pytest.raises(DataError, match="none of its tree's"):
+    pages = [page for page in range(0, len(content), PAGE) if content[page + 10] == kind]
+    assert len(pages) > 2
+    for start in (page + place for page in pages[:3]):
+        (folder / FILE).write_bytes(content[:start] + value + content[start + 2 :])
+        with pytest.raises(DataError, match=part):
             read(folder)
 
 

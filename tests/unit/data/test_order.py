@@ -53,6 +53,12 @@ def test_sizes_add_up(order: SampleOrder, step: int) -> None:
     assert order.epoch(step) * order.steps_per_epoch + order.step_in_epoch(step) == step
     whole_steps = order.step_in_epoch(step) < order.num_samples // order.global_batch_size
     assert (order.samples_in_step(step) == order.global_batch_size) == whole_steps
+    seen = order.samples_before(step)
+    assert order.samples_before(step + 1) == seen + order.samples_in_step(step)
+    assert order.samples_before(0) == 0
+    if step:  # as many see as many, but for an epoch's end, whose step may be nearly empty
+        as_many = order.samples_before(order.steps_for(seen))
+        assert abs(as_many - seen) <= order.global_batch_size / 2
 
 
 @settings(max_examples=60)
@@ -119,16 +125,6 @@ def test_changing_a_batch_changes_no_other() -> None:
 def test_impossible_sizes(sizes: tuple[int, int, int], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         SampleOrder(0, *sizes)
-
-
-@settings(max_examples=60)
-@given(orders(), st.integers(0, 40))
-def test_samples_are_counted_as_steps_take_them(order: SampleOrder, steps: int) -> None:
-    seen = sum(order.samples_in_step(step) for step in range(steps))
-    assert order.samples_before(steps) == seen
-    if steps:  # as many see as many, but for an epoch's end, whose step may be nearly empty
-        as_many = order.samples_before(order.steps_for(seen))
-        assert abs(as_many - seen) <= order.global_batch_size / 2
 
 
 CLASSES = torch.tensor([0] * 90 + [1] * 9 + [2])

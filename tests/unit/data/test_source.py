@@ -1,13 +1,21 @@
-"""Data sets by name: every row of the table opens, every wrong request is answered in one line."""
+"""Data sets by name, ours and of a user's function: each opens, each wrong request is one line."""
 
 import gzip
+import re
 import struct
+import sys
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
+import firecaffe
+from firecaffe import Recipe, RunConfig, TrainConfig
+from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.data import (
     DATASETS,
     DataConfig,
@@ -15,13 +23,23 @@ from firecaffe.data import (
     data_home,
     is_images,
     open_data,
+    shard_counts,
     sources,
 )
 from firecaffe.data.generated import generate
+from firecaffe.data.look import is_repeatable
 from firecaffe.data.packing.pack_images import Packing, PackOptions
 from firecaffe.data.packing.source import open_source
 from firecaffe.data.published_formats import TEST_FILES, TRAIN_FILES, open_cifar10
-from firecaffe.errors import DataError, RecipeError
+from firecaffe.errors import DataError, OwnCodeError, RecipeError
+from firecaffe.measure.step_times import by_layer_type
+from firecaffe.models.config import ModelConfig
+from firecaffe.planner.of_recipe import workload_of
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.training.checks import preflight
+from tests.kit.models_pages import page
+from tests.kit.models_refused import refused
+from tests.kit.training import recipe_with, record_of
 
 
 def write_idx_files(folder: Path, test_side: int = 4) -> None:
@@ -135,3 +153,158 @@ def test_data_home(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data_home() == Path("/home/someone/.cache/firecaffe")
     monkeypatch.setenv("FIRECAFFE_DATA", "~/data")
     assert data_home() == Path("/home/someone/data")
+
+
+SETS = """
+    import torch
+    from torch.utils.data import Dataset
+
+    class Set(Dataset):
+        classes = ["cat", "dog"]
+
+        def __init__(self, count):
+            self.targets = [number % 2 for number in range(count)]
+
+        def __len__(self):
+            return len(self.targets)
+
+        def __getitem__(self, number):
+            return torch.rand(1, 28, 28) + self.targets[number], self.targets[number]
+
+    def as_dict(train=20):
+        return {"train": Set(train), "test": Set(6), "validation": Set(4)}
+
+    def as_pair():
+        return Set(20), Set(6)
+
+    def as_three():
+        return Set(20), Set(4), Set(6)
+
+    def as_tensors():
+        images = torch.zeros(20, 1, 28, 28)
+        return (images, torch.arange(20) % 3), (images[:6], torch.arange(6) % 3)
+
+    def one():
+        return Set(20)
+
+    def named():
+        return {"train": Set(20), "tests": Set(6)}
+
+    def empty():
+        return Set(0), Set(6)
+
+    def broken():
+        raise OSError("no disk")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with a file of functions."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "own_sets.py").write_text(textwrap.dedent(SETS))
+    yield tmp_path
+    sys.modules.pop("own_sets", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "lengths"),
+    [
+        ("own_sets:as_dict", {"train": 30}, (30, 6, 4)),
+        ("own_sets.py:as_pair", {}, (20, 6, None)),
+        ("own_sets.py:as_three", {}, (20, 6, 4)),
+        ("own_sets:as_tensors", {}, (20, 6, None)),
+    ],
+)
+def test_whatever_form_the_parts_come_in(
+    folder: Path, name: str, args: dict[str, Any], lengths: tuple[int | None, ...]
+) -> None:
+    data = open_data(DataConfig(name, args=args))
+    parts = (data.train, data.test, data.validation)
+    assert tuple(part and len(part) for part in parts) == lengths
+    assert is_images(data.train) == name.endswith("tensors")
+    assert data.class_names == (() if is_images(data.train) else ("cat", "dog"))
+    held = open_data(DataConfig(name, args=args, hold_out=0.1))
+    assert held.validation is not None
+    assert len(held.train) + len(held.validation) == lengths[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "words", "kind", "parts"),
+    [
+        ("one", {}, DataError, ["returned <own_sets.Set", "(train, test)"]),
+        ("named", {}, DataError, ["a dict with train, tests", "train, test"]),
+        ("empty", {}, DataError, ["own_sets:empty train holds no sample"]),
+        ("broken", {}, OwnCodeError, ["data.name 'own_sets:broken'", "no disk"]),
+        ("other", {}, RecipeError, ["data.name", "no 'other'", "as_dict"]),
+        ("as_dict", {"args": {"size": 3}}, RecipeError, ["size=3", "train=20"]),
+        ("as_pair", {"crop": 3}, RecipeError, ["data.crop is 3", "float32 1x28x28"]),
+        ("as_pair", {"mean": [0.5]}, RecipeError, ["data.mean is [0.5]"]),
+        ("as_pair", {"order": "shards"}, RecipeError, ["data.order is shards"]),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    folder: Path, function: str, words: dict[str, Any], kind: type[Exception], parts: list[str]
+) -> None:
+    config = DataConfig(f"own_sets:{function}", **words)
+    with refused(kind, parts):
+        shard_counts(open_data(config).train, config)
+
+
+def test_a_run_s_own_recipe_is_looked_over_and_trained_again_to_the_same_bits(folder: Path) -> None:
+    recipe = Recipe(
+        ModelConfig("lenet"),
+        DataConfig("own_sets.py:as_dict", args={"train": 24}, balance="classes"),
+        TrainConfig(8, 4, steps=2, device="cpu"),
+        run=RunConfig("a", tensorboard=False),
+    )
+    preflight(check_recipe(recipe), 2)
+    firecaffe.train(recipe)
+    again = read_recipe(folder / "a" / "recipe.toml")
+    assert again == recipe.replace("data.name", f"{folder / 'own_sets.py'}:as_dict")
+    again = again.replace("run.folder", "b")
+    preflight(again, 2)
+    firecaffe.train(again)
+    first, second = (record_of(folder / run) for run in "ab")
+    assert first["state_sha256"] == second["state_sha256"]
+    assert first["class_names"] == ["cat", "dog"]
+    assert first["identity_doubts"] == []
+    assert "24 training, 4 validation and 6 test samples" in first["data"]
+
+
+def test_the_page_s_data_set_is_one(folder: Path) -> None:
+    """The snippet of docs/reference/data.md, as it stands."""
+    shapes = r"```python\n# shapes.py\n(.*?)```"
+    [snippet] = re.findall(shapes, page("docs/reference/data.md"), re.DOTALL)
+    (folder / "shapes.py").write_text(snippet)
+    data = open_data(DataConfig("shapes.py:load", args={"count": 30}))
+    assert (len(data.train), str(data.layout)) == (30, "float32 1x16x16 with targets float32 2")
+    assert is_repeatable(data.train)
+    sys.modules.pop("shapes")
+
+
+def test_a_plan_is_made_of_trees_too(folder: Path) -> None:
+    """A table of five words of 4 numbers, and a layer of 4 x 3: no channels and no images."""
+    (folder / "own_sets.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def load():\n"
+        "    words = {'ids': torch.arange(20).view(10, 2), 'scale': torch.ones(10, 1)}\n"
+        "    return (words, torch.arange(10) % 3), (words, torch.arange(10) % 3)\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embed, self.last = nn.Embedding(20, 4), nn.Linear(4, 3)\n"
+        "    def forward(self, words):\n"
+        "        return self.last(self.embed(words['ids']).mean(1) * words['scale'])\n"
+    )
+    own = "model.name=own_sets:Net data.name=own_sets:load train.device=cpu train.steps=1"
+    recipe = recipe_with(f"{own} train.global_batch_size=4 train.micro_batch_size=2")
+    preflight(check_recipe(recipe), 2)
+    work = workload_of(check_recipe(recipe))
+    assert work.parameter_bytes == 4 * (20 * 4 + 4 * 3 + 3)
+    assert sum(layer.flops for layer in work.layers) == 2 * 4 * 3
+    assert (work.samples, work.layout.num_bytes) == (10, 8 * 2 + 4 + 8)
+    seconds = by_layer_type(check_recipe(recipe), torch.device("cpu"), 2).time_s
+    assert set(seconds) >= {"fully connected"}

@@ -10,11 +10,13 @@ from firecaffe import (
     PruneConfig,
     Recipe,
     ShareConfig,
+    SolverConfig,
     SynchronyConfig,
 )
 from firecaffe.compression.config import prune_notes
 from firecaffe.exchange.route import FOLD, SCHEDULE, find_route
 from firecaffe.recipe.identity import flatten, identity, search_id
+from firecaffe.solvers.config import needs_norms
 from tests.unit.recipe.other import APART, OTHER
 from tests.unit.recipe.test_ranks import HEAD, TRICK
 
@@ -110,6 +112,12 @@ def test_shards_go_by_fold_to_their_owners_and_decide_no_bit() -> None:
     assert route.description == "fold to the owners of shards"
     alone = find_route("tree", 8, 1, to_owners=True)
     assert (alone.way, alone.to_owners) == (SCHEDULE, False)
+
+
+def test_which_updates_need_norms() -> None:
+    needs = {kind: needs_norms(SolverConfig(type=kind)) for kind in ("lamb", "lars", "adamw")}
+    assert needs == {"lamb": True, "lars": True, "adamw": False}
+    assert needs_norms(SolverConfig(clip_gradients=1.0))
 
 
 def of(*words: Any) -> dict[str, Any]:

@@ -50,13 +50,10 @@ def test_stages_over_workers() -> None:
 
 def test_rows_hold_a_model_and_columns_the_same_parts() -> None:
     layout = layout_of(ParallelConfig(0, 3, HEAD), 6)
-    assert layout == RankLayout(2, 3, shares_samples=True)
-    assert layout.rows == [range(3), range(3, 6)]
+    assert (layout.rows, layout.sharers) == ([range(3), range(3, 6)], 2)
     assert [list(column) for column in layout.columns] == [[0, 3], [1, 4], [2, 5]]
-    assert (layout.sharers, layout_of(ParallelConfig(2, 3, HEAD, 3, TRICK), 6).sharers) == (2, 6)
-
-
-def test_stages_whose_layers_are_split() -> None:
+    assert layout_of(ParallelConfig(2, 3, HEAD, 3, TRICK), 6).sharers == 6
+    # Of stages whose layers are split.
     words = ParallelConfig(0, 2, HEAD, 4, stages=["a", "b"])
     layout = layout_of(words, 12)
     assert layout == RankLayout(2, 6, shares_samples=True, stages=3)

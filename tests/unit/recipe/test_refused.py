@@ -1,15 +1,32 @@
-"""What a recipe cannot be: a word alone, and words whose numbers do not fit each other."""
+"""What a recipe cannot be: a word alone, numbers that do not fit, and each row of the refusals.
+
+An example of each row is refused with its words, and one that misses a condition is not.
+"""
+
+from typing import Any
 
 import pytest
 
+from firecaffe import Recipe
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.fits import FITS
-from firecaffe.recipe.terms import DEFAULTS
+from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.refusals import REFUSALS, num_combinations, refusals
+from firecaffe.recipe.terms import (
+    DEFAULTS,
+    GIVEN,
+    SAID,
+    AnyOf,
+    Refusal,
+    Term,
+    combinations,
+    facts_of,
+)
 from firecaffe.recipe.worker_numbers import WORKERS_FIT
 from tests.kit.models_refused import refused
-from tests.kit.training import recipe_with
+from tests.kit.training import recipe_with, words_of
 from tests.unit.recipe.other import OTHER
 
 ALONE = """
@@ -119,3 +136,79 @@ def test_exchanges_that_leave_the_tree() -> None:
     for algorithm in ("ring", "native", "double_tree", "hierarchical(tree,ring)"):
         with refused(RecipeError, [f"exchange.algorithm = {algorithm}: "]):
             check_recipe(recipe_with(f"{MEASURED}{algorithm}"))
+
+
+VALUES = [
+    words_of(text)
+    for text in """
+comm_hook=True model=True workers=2 hosts=2 gpus=True system=darwin data.name=caffe:net.prototxt
+data.name=own:images data.order=shards task.name=caffe:net.prototxt task.args={'k':2} train.steps=9
+train.epochs=2 solver.type=adagrad solver.type=lamb solver.type=torch.optim:NAdam
+solver.decay_form=l1 exchange.algorithm=ring exchange.compressor=int8 exchange.compressor=power_sgd
+synchrony.mode=stale parallel.split={'classifier.*':'neurons'} parallel.stages=['features.6']
+parallel.scheme=one_weird_trick parallel.data=2 parallel.model=2 parallel.parts=4
+prune.threshold={'*':0.5} share.bits={'*':4}
+""".split()
+]
+"""Values besides the default and that of `other.py`, of which examples are made."""
+
+OTHERS = flatten(OTHER)
+
+
+def value_for(term: Term, holds: bool) -> Any:
+    """A value with which a condition holds, or does not."""
+    own = term.values if isinstance(term.values, tuple) else ()
+    other = [OTHERS[term.word]] if term.word in OTHERS else []
+    listed = [words[term.word] for words in VALUES if term.word in words]
+    for value in (DEFAULTS[term.word], *listed, *other, *own):
+        if term.holds({term.word: value}) == holds:
+            return value
+    raise AssertionError(f"VALUES lacks one of {term.word}")
+
+
+def example(words: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
+    """A recipe of these words, and what is given beside it."""
+    recipe = recipe_with({word: value for word, value in words.items() if "." in word})
+    return recipe, {word: value for word, value in words.items() if word in GIVEN}
+
+
+@pytest.mark.parametrize("row", REFUSALS, ids=lambda row: " with ".join(t.text for t in row.when))
+def test_a_row_refuses_what_it_says_and_nothing_else(row: Refusal) -> None:
+    for terms in combinations(row.when):
+        words = {term.word: value_for(term, holds=True) for term in terms}
+        recipe, given = example(words)
+        facts = facts_of(recipe, given)
+        assert row in refusals(facts)
+        line = row.line(facts)
+        assert all(SAID.get(word, word).format(words[word]) in line for word in words)
+        with pytest.raises(RecipeError):
+            check_recipe(recipe, **given)
+    for missed in row.when:
+        others = tuple(term for term in row.when if term is not missed)
+        kept = {term.word: value_for(term, holds=True) for term in combinations(others)[0]}
+        gone = missed.terms if isinstance(missed, AnyOf) else (missed,)
+        spared = {term.word: value_for(term, holds=False) for term in gone}
+        recipe, given = example(spared | kept)
+        assert not row.holds(facts_of(recipe, given))
+
+
+def test_an_error_says_the_words_why_and_what_to_do() -> None:
+    recipe = recipe_with("exchange.update_at=shards synchrony.mode=stale")
+    (row,) = refusals(facts_of(recipe, {}))
+    words = "exchange.update_at = shards with synchrony.mode = stale"
+    with refused(RecipeError, [f"{words}: {row.because}; {row.instead}"]):
+        check_recipe(recipe)
+
+
+def test_a_row_is_there_once() -> None:
+    every = [terms for row in REFUSALS for terms in combinations(row.when)]
+    assert len(set(every)) == len(every)
+
+
+COMBINATIONS, UNWRITTEN = 93, 3
+"""Of words that are refused; of rows that nothing but missing code forbids. They only shrink."""
+
+
+def test_what_is_refused_gets_less() -> None:
+    assert num_combinations() <= COMBINATIONS
+    assert sum(row.kind == "unwritten" for row in REFUSALS) <= UNWRITTEN

@@ -64,6 +64,7 @@ SLOWMO = {"outer": "slowmo"}
 DELAYED = {"delay_all_reduce_named_params": [], "param_to_hook_all_reduce": nn.Parameter()}
 FROZEN = nn.Linear(2, 2).requires_grad_(False)
 SPARSE = nn.Sequential(nn.Embedding(3, 2, sparse=True))
+BARE = nn.Sequential(nn.BatchNorm2d(2, affine=False))
 META = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
 INT8 = {"compressor": "int8"}
 
@@ -118,6 +119,7 @@ CALLS: list[Call] = [
     (S, (NET, {0: "neurons"}), {}, "split_layers: layers has 0: 'neurons'; expected names"),
     (S, (NET, {"0": 2}), {}, "split_layers: layers has '0': 2; expected names"),
     (S, (NET, {}), {}, "split_layers: no layer is named"),
+    (S, (BARE, {"0": "rows"}), {}, "split_layers: .* no parameter"),
     (S, (NET, LAYERS), {"part": 2}, "split_layers: .*'part'; did you mean parts"),
     (S, (NET, LAYERS), {"parts": 2.0}, "split_layers: parts is 2.0; it must be a whole number"),
     (S, (NET, LAYERS), {"parts": 0}, "split_layers: parts is 0; .* at least 1"),

@@ -98,14 +98,6 @@ def test_of_equal_losses_the_last_is_the_main_one(task: Any) -> None:
     assert value(task(NET + LOSS + aux), "accuracy", outputs, LABELS) == pytest.approx(float(hits))
 
 
-def test_any_layer_with_a_weight_is_a_loss(task: Any) -> None:
-    text = f"""{NET}{LOSS}
-    layer {{ name: "p" type: "Power" bottom: "fc" top: "p" loss_weight: 0.5
-            power_param {{ power: 2 }} }}"""
-    expected = F.cross_entropy(LOGITS, LABELS) + 0.5 * LOGITS.square().sum()
-    assert task(text).loss(LOGITS, LABELS) == pytest.approx(float(expected))
-
-
 def test_without_an_accuracy_it_has_that_of_its_loss(task: Any) -> None:
     made = task(NET + LOSS.replace("top:", "loss_param { ignore_label: 2 } top:"))
     assert list(made.metrics) == ["accuracy"]
@@ -114,17 +106,12 @@ def test_without_an_accuracy_it_has_that_of_its_loss(task: Any) -> None:
     assert value(made, "accuracy", LOGITS, LABELS) == pytest.approx(float(expected))
 
 
-def test_losses_add_up_with_their_weights_in_training_alone(task: Any) -> None:
-    made = task(NET + AUX + LOSS)
-    main, aux = F.cross_entropy(LOGITS, LABELS), F.cross_entropy(AUX_LOGITS, LABELS)
-    blobs = {"aux": AUX_LOGITS, "fc": LOGITS}
-    assert made.loss(heads(blobs), LABELS) == pytest.approx(float(main + 0.3 * aux))
-    assert made.loss(heads(blobs, "TEST"), LABELS) == pytest.approx(float(main))
-    assert made.loss(heads({"fc": LOGITS}, "TEST"), LABELS) == pytest.approx(float(main))
-
-
 FOR_TRAINING = LOSS.replace("top:", "include { phase: TRAIN } top:")
 PROB = 'layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }\n'
+POWER = """
+layer { name: "p" type: "Power" bottom: "fc" top: "p" loss_weight: 0.5 power_param { power: 2 } }
+"""
+SILENCE = 'layer { name: "s" type: "Silence" bottom: "top/1" include { phase: TEST } }'
 ON_PROB = """
 layer { name: "accuracy" type: "Accuracy" bottom: "prob" bottom: "label" top: "accuracy"
         include { phase: TEST } }
@@ -141,6 +128,8 @@ layer { name: "accuracy" type: "Accuracy" bottom: "prob" bottom: "label" top: "a
         NET + FOR_TRAINING,
         NET + FOR_TRAINING + ACCURACY,
         NET + AUX + PROB + FOR_TRAINING + ON_PROB,
+        NET + LOSS + POWER,
+        NET + LOSS + ACCURACY + SILENCE,
     ],
 )
 @torch.no_grad()
@@ -192,12 +181,6 @@ def test_layers_that_take_the_targets_apart_are_run(task: Any) -> None:
     targets = torch.stack([LABELS * 0, LABELS], 1).float()
     expected = F.cross_entropy(LOGITS, LABELS)
     assert task(text).loss(LOGITS, targets) == pytest.approx(float(expected))
-
-
-def test_what_takes_an_accuracy_is_left_out(task: Any) -> None:
-    silence = 'layer { name: "s" type: "Silence" bottom: "top/1" include { phase: TEST } }'
-    made = task(NET + LOSS + ACCURACY + silence)
-    assert made.loss(heads({"fc": LOGITS}, "TEST"), LABELS) == made.loss(LOGITS, LABELS)
 
 
 def test_several_targets_go_by_their_order_or_their_names(task: Any) -> None:

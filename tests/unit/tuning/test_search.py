@@ -30,7 +30,7 @@ DIVERGES = 0.1
 
 
 class Landscape:
-    """Trains at once: accuracy falls with the distance of a rate's logarithm from BEST's."""
+    """Trains at once: accuracy falls with the distance of a rate's logarithm from the best's."""
 
     def __init__(self, best_rate: float = BEST, measure: Measure = TOP1) -> None:
         self.best_rate, self.measure = best_rate, measure
@@ -50,16 +50,21 @@ class Landscape:
         rows = []
         every = recipe.train.eval_every
         for step in [*range(every, STEPS, every), STEPS]:
-            loss = None if rate > DIVERGES else 1.0
             top1 = top * step / STEPS
             value = top1 if self.measure.higher_is_better else 1 - top1
-            row = {"kind": "validation", "step": step, "loss": loss}
-            rows.append({**row, self.measure.name: value})
+            loss = None if rate > DIVERGES else 1.0
+            rows.append(
+                {"kind": "validation", "step": step, "loss": loss, self.measure.name: value}
+            )
             if trial.ended_early:
                 break
         trial.folder.mkdir(parents=True)
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (trial.folder / "metrics.jsonl").write_text(text)
+
+
+def at_rate(base_lr: float) -> Recipe:
+    return Recipe(train=TrainConfig(512, 16, seed=3), solver=SolverConfig(base_lr=base_lr))
 
 
 def search(folder: Path, budget: float = 20.0, at_once: int = 2) -> Search:
@@ -72,34 +77,33 @@ def test_a_lower_error_is_found_as_a_higher_accuracy_is(tmp_path: Path) -> None:
     by_error = replace(search(tmp_path / "b"), measure=error)
     first = by_accuracy.run(Landscape().train)
     second = by_error.run(Landscape(measure=error).train)
-    assert [each.state for each in first] == [each.state for each in second]
-    assert [each.value for each in second] == pytest.approx([1 - each.value for each in first])
-    assert [each.folder.name for each in ranked(second, error)] == [
-        each.folder.name for each in ranked(first)
-    ]
+    assert [one.state for one in first] == [other.state for other in second]
+    assert [one.value for one in first] == pytest.approx([1 - other.value for other in second])
+    order, same = ranked(first), ranked(second, error)
+    assert [one.folder.name for one in order] == [other.folder.name for other in same]
 
 
-def at_rate(base_lr: float) -> Recipe:
-    return Recipe(train=TrainConfig(512, 16, seed=3), solver=SolverConfig(base_lr=base_lr))
-
-
-def test_the_rules_are_tried_in_their_order(tmp_path: Path) -> None:
-    found = search(tmp_path).run(Landscape().train)
-    assert [each.candidate.rule for each in found[:7]] == [
-        "linear",
-        "square root",
-        "linear x 2",
-        "linear / 2",
-        "linear / 4",
-        "linear / 8",
-        "linear / 16",
-    ]
-    assert {each.candidate.warmup_share for each in found[:7]} == {0.15}
-    assert {each.candidate.warmup_share for each in found[7:]} == {0.0}
-    assert len(found) == 14  # no more than there are, whatever the budget
-    best = ranked(found)[0]
+def test_the_rules_are_tried_in_their_order_and_the_best_again(tmp_path: Path) -> None:
+    landscape = Landscape()
+    results = search(tmp_path).run(landscape.train)
+    first = ["linear", "square root", "linear x 2", *(f"linear / {2**n}" for n in range(1, 5))]
+    assert [result.candidate.rule for result in results[:7]] == first
+    assert {result.candidate.warmup_share for result in results[:7]} == {0.15}
+    assert {result.candidate.warmup_share for result in results[7:]} == {0.0}
+    assert len(results) == 14  # no more than there are, whatever the budget
+    best = ranked(results)[0]
     assert abs(log(best.candidate.base_lr / BEST)) <= log(2) / 2
     assert best.state == "finished"
+    # The mean of finalists that are trained again counts.
+    again = [result for result in results if result.again]
+    assert len(again) == len([name for name in landscape.trained if "seed" in name]) == 3
+    finished = [result for result in results if result.state == "finished"]
+    top1s = sorted((result.value for result in finished), reverse=True)
+    assert sorted((result.value for result in again), reverse=True) == top1s[:3]
+    # The last quarter's tests count, after 60, 70 and 80 of 80 steps; it grows as the steps.
+    for result in finished:
+        distance = abs(log(result.candidate.base_lr / BEST))
+        assert result.value == pytest.approx((0.903 - 0.05 * distance) * 7 / 8)
 
 
 def evaluations(*top1s: float) -> list[TrialScore]:
@@ -129,21 +133,17 @@ def test_what_diverges_or_falls_behind_costs_little(tmp_path: Path) -> None:
     assert {each.steps for each in diverged} == {10}
 
 
+def spent(results: Sequence[CandidateResult]) -> float:
+    return sum(result.steps for result in results) / STEPS
+
+
 def test_the_budget_is_in_whole_trainings(tmp_path: Path) -> None:
-    found = search(tmp_path, budget=5.0).run(Landscape().train)
-    spent = sum(each.steps for each in found) / STEPS
-    assert 5.0 <= spent < 5.0 + 2
-    assert len(found) > 5
-
-
-def test_finalists_are_trained_again_and_their_mean_counts(tmp_path: Path) -> None:
-    landscape = Landscape()
-    found = search(tmp_path).run(landscape.train)
-    again = [each for each in found if each.again]
-    assert len(again) == 3
-    assert len([name for name in landscape.trained if "seed" in name]) == 3
-    top1s = sorted((each.value for each in found if each.state == "finished"), reverse=True)
-    assert sorted((each.value for each in again), reverse=True) == top1s[:3]
+    results = search(tmp_path / "few", budget=5.0).run(Landscape().train)
+    assert 5.0 <= spent(results) < 5.0 + 2
+    assert len(results) > 5
+    # What is asked for together, on a wide machine, learns nothing from each other.
+    wide = search(tmp_path / "wide", budget=8.0, at_once=64).run(Landscape().train)
+    assert spent(wide) < 8 + MOST_AT_ONCE
 
 
 def planted(top1: float, again: float, rate: float, share: float = 0.05) -> CandidateResult:
@@ -183,21 +183,6 @@ def test_how_many_at_once_is_another_search_of_the_same_rules(tmp_path: Path) ->
         for at_once in (1, 4)
     )
     assert [each.candidate for each in one[:14]] == [each.candidate for each in four[:14]]
-
-
-def test_the_last_quarters_tests_count(tmp_path: Path) -> None:
-    """Those after 60, 70 and 80 of 80 steps, of an accuracy that grows as the steps."""
-    found = search(tmp_path).run(Landscape().train)
-    for each in found:
-        distance = abs(log(each.candidate.base_lr / BEST))
-        if each.state == "finished":
-            assert each.value == pytest.approx((0.903 - 0.05 * distance) * 7 / 8)
-
-
-def test_a_wide_machine_does_not_overrun_the_budget(tmp_path: Path) -> None:
-    """What is asked for together learns nothing from each other."""
-    found = search(tmp_path, budget=8.0, at_once=64).run(Landscape().train)
-    assert sum(each.steps for each in found) / STEPS < 8 + MOST_AT_ONCE
 
 
 def test_each_solver_has_rates_of_its_own(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ class Average:
         self.outer.step(learning_rate)
         if self.applier.ema is not None:
             self.applier.ema.update_after(steps, self.fragment.named)
-        # A codec, or rounding, has made what was equal differ.
+        # A codec or rounding may have changed zeros, or made shared weights differ.
         self.applier.restrict(self.replicas.named)
         if self.fragment.has_buffers:
             self.forward.buffers.begin_step()

@@ -71,7 +71,7 @@ class InShards:
         recipe, forward = run.recipe, update.holding.forward
         words, clip = recipe.synchrony, recipe.solver.clip_gradients
         buffers_only = ServerMemory(forward.model, {}, squares=False)
-        # Others have what constrains weights, and their average.
+        # The owners of the weights have the constraints and the moving average.
         applier = Applier(update.applier.optimizer, update.applier.scale)
         made = update.holding.named, applier, buffers_only, words, learners
         return Server(*made, forward.buffers, clip)
