@@ -12,8 +12,10 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -267,10 +269,19 @@ def _main(pipe: Connection, once: bool) -> None:
         except BaseException as error:
             failed, value = True, traceback.format_exc()
             is_consequence = isinstance(error, PeerLostError) or "by peer" in str(error)
-        is_left = not dist.is_initialized()
+        # Process groups that hang in cycles keep threads that wake 100 times a second (Gloo's).
+        gc.collect()
+        is_left = not dist.is_initialized() and not has_threads_of_gloo()
         outcome = Outcome(failed, value, is_left, time.monotonic(), is_consequence)
         pipe.send_bytes(pickle.dumps(outcome))
         if once:
             return
-        # Process groups that hang in cycles keep threads that wake 100 times a second (Gloo's).
-        gc.collect()
+
+
+def has_threads_of_gloo() -> bool:
+    """Whether groups are left: those of a lost rank are kept for ever, and wake as others do."""
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended meanwhile
+            if (task / "comm").read_text() == "gloo_tcp_loop\n":
+                return True
+    return False
