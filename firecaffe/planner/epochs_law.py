@@ -72,6 +72,9 @@ class Deviations:
 
 FORM = Deviations(scatter=0.03, length=0.5, prior=2.0)
 
+ROUNDING = 1e-9
+"""A rise up to the largest batch, over E_min, that is none: equal epochs are solved no closer."""
+
 NOISE_FACTOR = 2.0
 """B_crit over the noise scale, as is usual."""
 NOISE_SPREAD = 0.9
@@ -233,7 +236,7 @@ class EpochsLaw:
         basis = self._basis
         normal, known = basis.T @ self._inverse @ basis, (basis.T @ self._inverse).sum(axis=1)
         least, slope = np.linalg.solve(normal, known)
-        if slope < 0:
+        if slope * max(self._batches) < ROUNDING * least:
             return float(known[0] / normal[0, 0]), 0.0
         if least < 0:
             return 0.0, float(known[1] / normal[1, 1])
