@@ -102,6 +102,17 @@ class BufferChanges:
                 parts.append(torch.zeros(start.shape, dtype=self.dtype, device=start.device))
         return parts
 
+    def shared_by(self, learners: int, changes: Sequence[Tensor]) -> list[Tensor]:
+        """Return changes (as `take` does) as one of so many learners, who start alike, makes them.
+
+        Each moves a running mean towards its batch's from a value that the others move, too. Their
+        sum would move it too far: eight of BatchNorm's made a variance negative.
+        """
+        return [
+            change / learners if learners > 1 and buffers.start.is_floating_point() else change
+            for buffers, change in zip(self._by_dtype, changes, strict=True)
+        ]
+
     def finish_step(self, totals: Sequence[Tensor], total_weight: float) -> None:
         """Set the buffers from the sums over all micro-batches of what `take` returned."""
         for buffers, change in zip(self._by_dtype, totals, strict=True):

@@ -99,13 +99,11 @@ class Server:
         """Make an update in step `step`, counted from 0; a step may have several."""
         with self.late_rule.around_update(self.named):
             self.applier.apply(step, rate, momentum, number=update.version - 1)
-        tails = [self.memory.gradients[work.leaf].tail for work in update.works]
-        sums = [self._sum(update, list(parts)) for parts in zip(*tails, strict=True)]
+        changes = [self._buffer_changes(update, work) for work in update.works]
+        sums = [self._sum(update, list(parts)) for parts in zip(*changes, strict=True)]
         self.buffers.begin_step()
         weight = sum(weight_of(work.leaf) for work in update.works)
-        self.buffers.finish_step(
-            [buffer_sum for buffer_sum in sums[1:] if buffer_sum is not None], weight
-        )
+        self.buffers.finish_step([total for total in sums if total is not None], weight)
 
     def _norm(self) -> Tensor:
         used = {name: p.grad for name, p in self.named.items() if p.grad is not None}
@@ -123,6 +121,10 @@ class Server:
         if tensors and scale != 1:
             torch._foreach_mul_(list(tensors.values()), scale)
         return tensors
+
+    def _buffer_changes(self, update: Update, work: Work) -> list[Tensor]:
+        _, *changes = self.memory.gradients[work.leaf].tail
+        return self.buffers.shared_by(1 + update.staleness(work), changes)
 
     def _sum(self, update: Update, values: list[Tensor | None]) -> Tensor | None:
         example = next((value for value in values if value is not None), None)

@@ -107,7 +107,9 @@ def test_s_of_0_with_one_leaf_each_is_synchronous() -> None:
 
 
 def test_buffers_change_by_what_a_learner_saw() -> None:
-    """Each leaf moves the running mean by 0.2 (its mean - the running mean that it had pulled)."""
+    """Each leaf moves the running mean by 0.2 (its mean - the running mean that it had pulled), a
+    late one by its share of what as many learners would.
+    """
     parts = made(30)
     net: Any = parts.net
     for parameter in net.conv.parameters():
@@ -119,7 +121,7 @@ def test_buffers_change_by_what_a_learner_saw() -> None:
     for place, tau in enumerate(taus):
         images, _ = parts.batches.train_batch(0, place)
         mean = net.conv(images).detach().double().mean((0, 2, 3))
-        running.append(running[-1] + 0.2 * (mean - running[-1 - tau]))
+        running.append(running[-1] + 0.2 / (1 + tau) * (mean - running[-1 - tau]))
     torch.testing.assert_close(net.norm.running_mean.double(), running[-1], rtol=1e-5, atol=1e-6)
     assert net.norm.num_batches_tracked == 1  # of the step, however many leaves it has
 
