@@ -123,7 +123,7 @@ class Server:
         return tensors
 
     def _buffer_changes(self, update: Update, work: Work) -> list[Tensor]:
-        _, *changes = self.memory.gradients[work.leaf].tail
+        changes = self.memory.gradients[work.leaf].tail[1:]  # an owner of weights has none
         return self.buffers.shared_by(1 + update.staleness(work), changes)
 
     def _sum(self, update: Update, values: list[Tensor | None]) -> Tensor | None:
