@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from firecaffe.recipe.config import TrainConfig as TrainConfig
     from firecaffe.recipe.sections import Recipe as Recipe
     from firecaffe.runs.run_folder import RunConfig as RunConfig
+    from firecaffe.script.ddp import parallelize as parallelize
     from firecaffe.script.launch import launch as launch
-    from firecaffe.script.parallelize import parallelize as parallelize
     from firecaffe.solvers.config import SolverConfig as SolverConfig
     from firecaffe.synchrony.config import SynchronyConfig as SynchronyConfig
     from firecaffe.tasks import Sums as Sums
@@ -101,7 +101,7 @@ _PLACES = {
     "launch": "script.launch",
     "load": "training.load",
     "pack": "api.pack",
-    "parallelize": "script.parallelize",
+    "parallelize": "script.ddp",
     "plan": "api.plan",
     "predict": "api.predict",
     "profile": "api.profile",

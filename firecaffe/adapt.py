@@ -5,7 +5,7 @@ independently, `split_layers` cuts layers over ranks, and `attach` records where
 """
 
 from firecaffe.script.attach import attach
-from firecaffe.script.hook import ddp_hook
+from firecaffe.script.ddp import ddp_hook
 from firecaffe.script.local import average_locally
 from firecaffe.script.split import split_layers
 

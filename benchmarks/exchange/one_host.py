@@ -26,10 +26,9 @@ from firecaffe.cluster.world import World, join
 from firecaffe.exchange import NATIVE, tree
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.leaves import tree_sum
-from firecaffe.measure.known_sum import difference, stop_at_fault
+from firecaffe.measure.known_sum import difference, interpret, stop_at_fault
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.interpret import interpret
 from firecaffe.transport.local_ranks import meet_local_ranks
 
 SHARED, GLOO, SOCKETS = "shared memory", "Gloo's all_reduce", "tree over sockets"

@@ -27,7 +27,7 @@ from firecaffe.planner.learn_rates import (
     learn_rates,
     load_rates,
 )
-from firecaffe.planner.usual import USUAL, Usual, usual_device, usual_link
+from firecaffe.planner.offers import USUAL, Usual, usual_device, usual_link
 
 FOLDER = Path(__file__).parents[1] / "published" / "families"
 LEFT_OUT = Path(__file__).parents[1] / "results" / "published_scaling.json"
@@ -270,7 +270,7 @@ training. Errors are of the throughput; medians and ninth deciles in per cent.
 
 FITTED = """## How the usual values were found
 
-`planner.usual.USUAL` has ten fitted numbers. Nine are by a search over all rows below but
+`planner.offers.USUAL` has ten fitted numbers. Nine are by a search over all rows below but
 those of firecaffe-titan, which was added afterwards. It seeks the highest density of a t
 distribution with 4 degrees of freedom at the errors; a source weighs as the root of its rows. The
 tenth is the width of bands, by their coverage. The form (exchanges that slow down computing, a

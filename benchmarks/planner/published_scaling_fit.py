@@ -18,7 +18,7 @@ from scipy.stats import t as student
 from benchmarks.planner.published_scaling import LEFT_OUT, families, first_rows
 from firecaffe.files import write_atomically
 from firecaffe.planner.learn_rates import Figures, Learned, PricedRow, learn, priced_rows
-from firecaffe.planner.usual import FOUR_FIFTHS, USUAL, Usual
+from firecaffe.planner.offers import FOUR_FIFTHS, USUAL, Usual
 
 FACTORS = {
     "exchange": 1.4,

@@ -30,7 +30,7 @@ PUBLISHED = Path(__file__).parents[1] / "published" / "scaling.toml"
 TRAININGS = Path(__file__).parents[1] / "results" / "forecast.json"
 ACCURATE = 0.1
 NUM_USUAL = 10
-"""Numbers of `planner.usual.USUAL` that are fitted."""
+"""Numbers of `planner.offers.USUAL` that are fitted."""
 COUNTED = ("copies c(n), one for each size",)
 """Of what was fitted: how many, not their values."""
 COLUMNS = (

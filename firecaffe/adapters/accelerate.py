@@ -26,7 +26,7 @@ from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.script.hook import ddp_hook
+from firecaffe.script.ddp import ddp_hook
 from firecaffe.script.script_arguments import check_model, check_sums_nothing, check_words
 from firecaffe.user_code import shown
 

@@ -20,7 +20,7 @@ from firecaffe.cluster.handover import tell_uncaught
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.script.parallelize import SIGNATURE, parallelize
+from firecaffe.script.ddp import SIGNATURE, parallelize
 from firecaffe.script.script_arguments import check_words
 
 REFUSED = ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averaging_period")

@@ -1,6 +1,8 @@
-"""The answer of a function, as its command prints it, in a notebook, and as a picture."""
+"""The answer of a function: on a console, in a notebook, and as a picture."""
 
+import codecs
 import io
+import sys
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
@@ -9,9 +11,74 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from firecaffe.api.console import UNCUT_WIDTH, check_target
-from firecaffe.errors import RecipeError
+from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import written_aside
+from firecaffe.resume_advice import option
+
+UNCUT_WIDTH = 170
+
+
+def make_console(stderr: bool = False) -> Console:
+    console = Console(highlight=False, stderr=stderr)
+    if console.is_terminal:
+        return console
+    return Console(highlight=False, stderr=stderr, width=UNCUT_WIDTH)
+
+
+def time_words(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+PLAIN_SIGNS = {
+    **dict.fromkeys("─━", "-"),
+    **dict.fromkeys("═", "="),
+    **dict.fromkeys("│┃", "|"),
+    **dict.fromkeys("╪╞╡┼├┤", "+"),
+    **dict.fromkeys("►→", ">"),
+    **dict.fromkeys("◄←", "<"),
+    "…": "...",
+    "±": "+-",
+    "×": "x",
+    "µ": "u",
+    "·": "*",
+}
+"""Plain replacements. Drawing characters stay one column wide, so drawings keep their shape."""
+
+ENCODING_ERRORS = "firecaffe-plain"
+
+
+def print_plainly() -> None:
+    """Replace characters that stdout or stderr cannot encode. File names keep their bytes."""
+    codecs.register_error(ENCODING_ERRORS, _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=ENCODING_ERRORS)
+
+
+def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    sign = error.object[error.start]
+    is_byte = "\udc80" <= sign <= "\udcff"  # of a file name that is not UTF-8
+    return bytes([ord(sign) - 0xDC00]) if is_byte else PLAIN_SIGNS.get(sign, "?"), error.start + 1
+
+
+def check_target(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...] = ()) -> None:
+    """Check the output path `name`, typed after the option `word`, unless it is empty.
+
+    Raises RecipeError if its ending is not one of `suffixes`; RunError if its folder does not
+    exist, or if the file exists and `overwrite` is false.
+    """
+    if not name:
+        return
+    path = Path(name)
+    if suffixes and path.suffix not in suffixes:
+        raise RecipeError(f"{word} is {name}; it must end in {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise RunError(f"{word} {name}: there is no folder {path.parent}")
+    if path.exists() and not overwrite:
+        raise RunError(f"{word} {name}: exists already; {option('overwrite')} writes over it")
+
 
 PAGE = '<pre tabindex="0" style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 

@@ -15,10 +15,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 
-from firecaffe.api.answer import Answer
+from firecaffe.api.answer import Answer, make_console
 from firecaffe.api.argument_checks import check_count, check_device, path_of, refuse_beside
 from firecaffe.api.cluster_file import check_cluster_file, write_cluster
-from firecaffe.api.console import make_console
 from firecaffe.api.recipe_argument import network_of, recipe_for, recipe_of
 from firecaffe.cluster.agree import agree, gather_text
 from firecaffe.cluster.from_script import from_script
@@ -36,9 +35,8 @@ from firecaffe.measure.step_times import (
 )
 from firecaffe.planner.codec_cost import MEASURED
 from firecaffe.recipe.checked_recipe import CheckedRecipe
-from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.worker_numbers import check_hosts
+from firecaffe.recipe.worker_numbers import check_hosts, layout_of
 from firecaffe.resume_advice import option
 from firecaffe.runs.environment import cpu_name
 from firecaffe.script.launch import launch_on

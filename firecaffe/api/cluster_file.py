@@ -6,7 +6,7 @@ from typing import Any
 
 import tomli_w
 
-from firecaffe.api.console import check_target
+from firecaffe.api.answer import check_target
 from firecaffe.files import write_atomically
 from firecaffe.planner.cluster import Cluster
 from firecaffe.resume_advice import option

@@ -11,9 +11,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 
-from firecaffe.api.answer import SUFFIXES, Answer, check_picture, load_figure, write_picture
+from firecaffe.api.answer import (
+    SUFFIXES,
+    Answer,
+    check_picture,
+    check_target,
+    load_figure,
+    make_console,
+    write_picture,
+)
 from firecaffe.api.argument_checks import check_count, refuse_beside
-from firecaffe.api.console import check_target, make_console
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.api.run_argument import open_run
 from firecaffe.cluster.from_script import from_script

@@ -11,18 +11,54 @@ from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import check_count
 from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.from_script import from_script
-from firecaffe.cluster.world import is_launched, join
-from firecaffe.data import open_test
+from firecaffe.cluster.world import World, is_launched, join
+from firecaffe.data import Data, num_classes, open_test
 from firecaffe.files import finite
+from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.script.launch import launch
+from firecaffe.tasks import Task, task_of
+from firecaffe.training import evaluation
 from firecaffe.training.checkpoint import best_step
-from firecaffe.training.evaluate_run import NEEDED, evaluate_run, task_of_run
+from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluation import Evaluation
-from firecaffe.training.load import load_run
+from firecaffe.training.forward import arithmetic
+from firecaffe.training.load import Trained, load_run
 from firecaffe.training.named import check_named
 from firecaffe.training.prediction import labels_of_run
 from firecaffe.training.records import in_words
+from firecaffe.training.run_facts import About
+
+NEEDED = ("model", "data", "task")
+"""The sections of a recipe that say what is evaluated, and how."""
+
+
+@dataclass(frozen=True)
+class EvaluatedRun:
+    trained: Trained
+    data: Data
+    evaluation: Evaluation
+
+
+def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = False) -> EvaluatedRun:
+    """Evaluate a run's network on the recipe's test data. All ranks call it and return the same."""
+    check_named(where, recipe, NEEDED)
+    with arithmetic(recipe.train, world.device):
+        trained = load_run(where, best=best, recipe=recipe)
+        data = open_test(recipe.data)
+        task = task_of_run(trained.about, recipe, data)
+        labels = labels_of_run(trained.about, data, recipe.data)
+        model = trained.model.to(world.device)
+        with data_workers(data):
+            given = model, task, data.test, recipe.data, recipe.train, world, labels
+            evaluated = evaluation.evaluate(*given)
+    return EvaluatedRun(trained, data, evaluated)
+
+
+def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:
+    """Return the run's task, for the classes that it was trained on. Raises: RecipeError."""
+    classes = num_classes(data.train) if about.num_classes is None else about.num_classes
+    return task_of(recipe.task, classes)
 
 
 @dataclass(frozen=True, repr=False)

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firecaffe.api.answer import Answer
-from firecaffe.api.console import check_target
+from firecaffe.api.answer import Answer, check_target
 from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.from_script import from_script
 from firecaffe.data import eval_batches, open_test

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from firecaffe.api.console import time_words
+from firecaffe.api.answer import time_words
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline

@@ -12,9 +12,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from firecaffe.api.answer import load_figure, write_picture
+from firecaffe.api.answer import load_figure, time_words, write_picture
 from firecaffe.api.argument_checks import check_number
-from firecaffe.api.console import time_words
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster, crowding

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from firecaffe.api.answer import Answer
+from firecaffe.api.answer import Answer, check_target
 from firecaffe.api.argument_checks import check_count, paths_of
-from firecaffe.api.console import check_target
 from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone

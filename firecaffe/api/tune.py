@@ -11,9 +11,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 
-from firecaffe.api.answer import Answer
+from firecaffe.api.answer import Answer, check_target
 from firecaffe.api.argument_checks import check_count, check_number, commas, paths_of
-from firecaffe.api.console import check_target
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.data import check_data
@@ -25,7 +24,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.run_table import read_run
-from firecaffe.training.given_task import task_for
+from firecaffe.training.given_parts import task_for
 from firecaffe.training.trial import Trial
 from firecaffe.tuning.accuracy_verdict import KEPT
 from firecaffe.tuning.batch_search import TuneRequest, TuneResult, recipe_file

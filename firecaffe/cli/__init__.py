@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 import firecaffe
-from firecaffe.api.console import print_plainly
+from firecaffe.api.answer import print_plainly
 from firecaffe.cluster.handover import leave_report
 from firecaffe.errors import (
     FirecaffeError,

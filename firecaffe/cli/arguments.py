@@ -18,8 +18,7 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace
 
-from firecaffe.api.answer import Answer
-from firecaffe.api.console import make_console
+from firecaffe.api.answer import Answer, make_console
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
 from firecaffe.files import MOST_BYTES, read_bytes

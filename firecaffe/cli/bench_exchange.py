@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from jsonargparse import ActionYesNo, Namespace
 from rich.console import Console
 
+from firecaffe.api.answer import make_console
 from firecaffe.api.argument_checks import check_device
-from firecaffe.api.console import make_console
 from firecaffe.api.schedule import MAX_WORLD_SIZE
 from firecaffe.cli.arguments import Parser
 from firecaffe.errors import RecipeError

@@ -137,7 +137,7 @@ def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn,
     )
 
-    from firecaffe.api.console import make_console
+    from firecaffe.api.answer import make_console
 
     console = make_console()
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

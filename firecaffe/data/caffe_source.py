@@ -16,11 +16,11 @@ from firecaffe.caffe.message import Message
 from firecaffe.caffe.upgrade import current
 from firecaffe.data.batches import FETCHERS
 from firecaffe.data.caffe_layers import CONVERT, DataLayer, check_understood, data_layers
-from firecaffe.data.caffe_paths import CaffePlaces
 from firecaffe.data.caffe_records import (
     COLOR,
     GRAY,
     NATIVE,
+    CaffePlaces,
     ImageRecords,
     ListedImages,
     LmdbRecords,

@@ -2,7 +2,7 @@
 
 A `Schedule` says which rank sends which slice to which. It is asked for one rank's rounds at a
 time, because thousands of ranks have millions of transfers. It is executed over a process group
-(`transport.execute`), interpreted in one process (`transport.interpret`), priced (`planner.price`),
+(`transport.execute`), interpreted in one process (`measure.known_sum`), priced (`planner.price`),
 proved (`exchange.proof`) and drawn (`exchange.draw`); the last four use the union over ranks.
 
 Every rank has one vector, in which the schedule begins and ends (`VECTOR`). A rank that holds

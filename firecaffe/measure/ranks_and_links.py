@@ -27,8 +27,7 @@ from firecaffe.measure.step_times import dataset_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward, arithmetic
-from firecaffe.training.given_parts import Parts, build_network
-from firecaffe.training.given_task import task_for
+from firecaffe.training.given_parts import Parts, build_network, task_for
 from firecaffe.transport.link import (
     MeasuredLink,
     bandwidth_samples_bytes_per_s,

@@ -35,8 +35,7 @@ from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.tasks import task_of
 from firecaffe.training.forward import Forward, arithmetic
-from firecaffe.training.given_parts import Parts, build_network
-from firecaffe.training.given_task import task_for
+from firecaffe.training.given_parts import Parts, build_network, task_for
 from firecaffe.training.modes.every_step import empty_counts, steps_of_whole
 from firecaffe.training.outcome import StepResult
 from firecaffe.transport.exchange import Exchange

@@ -16,7 +16,7 @@ from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.find_paths import PATHS
 from firecaffe.parallel.slide import ROWS
 from firecaffe.planner.chain import Unit
-from firecaffe.recipe.parallel import layout_of
+from firecaffe.recipe.worker_numbers import layout_of
 
 Digit = tuple[int, int]
 """(stride, size): worker r has the digit r // stride % size."""

@@ -53,10 +53,10 @@ from firecaffe.planner.cluster import (
 )
 from firecaffe.planner.compute_time import micro_batch, update_s
 from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.offers import FOUR_FIFTHS, USUAL, Usual
 from firecaffe.planner.precision import check_precision, in_precision
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, StepCost
-from firecaffe.planner.usual import FOUR_FIFTHS, USUAL, Usual
 from firecaffe.planner.workload import LayerWork, Workload, images_of
 from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
 

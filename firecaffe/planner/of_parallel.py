@@ -25,9 +25,8 @@ from firecaffe.planner.split_plans import SplitPlan, plan_of_step
 from firecaffe.planner.split_step import SplitCost, SplitStep
 from firecaffe.planner.worker_part import cut_where_gathered, memory_of
 from firecaffe.planner.workload import Workload
-from firecaffe.recipe.parallel import Auto, layout_of
 from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.worker_numbers import auto_of
+from firecaffe.recipe.worker_numbers import Auto, auto_of, layout_of
 
 RECIPE = "recipe"
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from firecaffe.cluster.from_script import bind, from_script
 from firecaffe.cluster.hosts import Hosts, check_memory, say
@@ -22,8 +22,19 @@ from firecaffe.cluster.world import is_launched
 from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.output import kept_stdout
 from firecaffe.runs.fault import settle_fault
-from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
 from firecaffe.user_code import packed, shown
+
+CALLER, CALL, RETURNED = "caller", "call", "returned"
+"""A pickled `Caller`; the function with its arguments; what it returned on rank 0."""
+
+
+class Caller(NamedTuple):
+    """The facts of the caller that a worker needs before it can load the function."""
+
+    function: str
+    path: list[str]
+    argv: list[str]
+
 
 Value = TypeVar("Value")
 

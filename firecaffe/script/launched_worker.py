@@ -11,7 +11,7 @@ from firecaffe.cluster.handover import end_process, leave_report
 from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError, memory_full
 from firecaffe.faults import Fault
 from firecaffe.output import outputs_kept
-from firecaffe.script.call import CALL, CALLER, RETURNED, Caller
+from firecaffe.script.launch import CALL, CALLER, RETURNED, Caller
 from firecaffe.user_code import failed, packed, shown
 
 INTERRUPTED = 130

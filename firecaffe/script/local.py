@@ -28,8 +28,8 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.inventory.network_state import check_state
 from firecaffe.parallel.layer_split import Split
+from firecaffe.script.ddp import BUCKET_BYTES, bucket_sizes
 from firecaffe.script.first_forward import tell_of_own_state
-from firecaffe.script.hook import BUCKET_BYTES, bucket_sizes
 from firecaffe.script.script_arguments import (
     ArgumentError,
     NothingToTrainError,

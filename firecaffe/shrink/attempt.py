@@ -30,7 +30,7 @@ from firecaffe.training.coded import describe, tensors_of
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluation import evaluate
 from firecaffe.training.forward import arithmetic
-from firecaffe.training.given_task import task_for
+from firecaffe.training.given_parts import task_for
 from firecaffe.training.load import Trained, load_run
 from firecaffe.training.trial import Trial, run_trials
 

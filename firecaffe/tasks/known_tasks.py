@@ -7,12 +7,10 @@ from math import isfinite
 
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS
-from firecaffe.tasks.classification import classification
+from firecaffe.tasks.classification import classification, multilabel, segmentation
 from firecaffe.tasks.config import TaskConfig
 from firecaffe.tasks.metrics import check_named, names_for
-from firecaffe.tasks.multilabel import multilabel
 from firecaffe.tasks.regression import regression
-from firecaffe.tasks.segmentation import segmentation
 from firecaffe.tasks.task import Task
 from firecaffe.user_code import call, find, is_caffe, is_reference, shown
 from firecaffe.value_checks import did_you_mean
@@ -75,7 +73,7 @@ def task_of(config: TaskConfig, num_classes: int | None) -> Task:
             f"task.name {config.name!r} gave {shown(made)}; expected a firecaffe.Task(loss=…)"
         )
     try:
-        check_own(made)
+        check_own_task(made)
     except RecipeError as error:
         raise RecipeError(f"task.name {config.name!r}: {error}") from error
     return _as_asked(made, config)
@@ -107,7 +105,7 @@ def _ours(config: TaskConfig, num_classes: int | None) -> Task:
     return TASKS[config.name](config, count, **arguments)
 
 
-def check_own(task: Task) -> None:
+def check_own_task(task: Task) -> None:
     if isinstance(task.loss, type) or not callable(task.loss):
         raise RecipeError(
             f"task.loss is {shown(task.loss)}; expected a function of (outputs, targets), as "

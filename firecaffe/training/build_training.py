@@ -21,9 +21,8 @@ from firecaffe.output import LOST
 from firecaffe.planner.of_run import write_forecast
 from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared
 from firecaffe.recipe.identity import tuned_by
-from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.run import Ranks, Run, resolve
-from firecaffe.recipe.worker_numbers import check_ranks
+from firecaffe.recipe.worker_numbers import check_ranks, layout_of
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.runs.score import score_mode
 from firecaffe.tasks import TaskConfig
@@ -31,8 +30,7 @@ from firecaffe.training.beginning import make_folder, notes_of, plan_lines, say_
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.connect import connect, make_steps
 from firecaffe.training.forward import arithmetic
-from firecaffe.training.given_parts import Parts, open_parts
-from firecaffe.training.given_task import OWN
+from firecaffe.training.given_parts import OWN, Parts, open_parts
 from firecaffe.training.learner import Learner, build_learner
 from firecaffe.training.loop import Training, groups_of
 from firecaffe.training.loop import train as run_training

@@ -1,8 +1,8 @@
-"""A training's data and network: those that the recipe names, or those that a user gives."""
+"""A training's data, network and task: those that the recipe names, or those that a user gives."""
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,10 @@ from firecaffe.models.freeze import freeze
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import check_made, make_network
 from firecaffe.recipe.sections import Recipe
-from firecaffe.tasks import Loss, Task
+from firecaffe.tasks import Loss, Task, TaskConfig, task_of
+from firecaffe.tasks.known_tasks import check_own_task
+from firecaffe.tasks.over_samples import over_samples
 from firecaffe.training.forward import lay_out, seed_random
-from firecaffe.training.given_task import check_given
 from firecaffe.training.parallel.mesh import check_is_whole
 from firecaffe.user_code import shown
 
@@ -180,3 +181,40 @@ def make_model(recipe: Recipe, parts: Parts, dataset: Dataset) -> nn.Module:
 def place_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
     model.to(device)
     lay_out(model, recipe.train)
+
+
+OWN = "own task"
+"""The name, in a record, of a task that was given in Python."""
+
+
+def check_given(recipe: Recipe, loss: Any, task: Any) -> None:
+    """Check the `loss` and the `task` of `firecaffe.train`. Raises: RecipeError."""
+    if isinstance(loss, nn.Module) and any(
+        parameter.requires_grad for parameter in loss.parameters()
+    ):
+        raise RecipeError(
+            f"loss is {type(loss).__name__}, which has parameters, and the network's alone are "
+            "trained; make them the network's, and let it return what the loss needs"
+        )
+    if loss is not None and (isinstance(loss, type) or not callable(loss)):
+        raise RecipeError(
+            f"loss is {shown(loss)}; expected a function of (outputs, labels), as "
+            "torch.nn.CrossEntropyLoss() is"
+        )
+    if task is None:
+        return
+    if loss is not None:
+        raise RecipeError("loss and task are both given; give the loss to the task: Task(loss, …)")
+    if not isinstance(task, Task):
+        raise RecipeError(f"task is {shown(task)}; expected a firecaffe.Task(loss, metrics={{…}})")
+    if recipe.task not in (TaskConfig(), TaskConfig(OWN)):
+        raise RecipeError("task is given, and the recipe has a [task] too; leave one out")
+    check_own_task(task)
+
+
+def task_for(recipe: Recipe, loss: Loss | None, task: Task | None, dataset: Dataset) -> Task:
+    """Return a training's task. Raises: RecipeError; OwnCodeError for a user's errors."""
+    if task is not None:
+        return task
+    named_task = task_of(recipe.task, getattr(dataset, "num_classes", None))
+    return named_task if loss is None else replace(named_task, loss=over_samples(loss))

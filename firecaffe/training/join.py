@@ -21,10 +21,9 @@ from firecaffe.cluster.watch_message import WatchedPlace
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import AgreementError
 from firecaffe.recipe.checked_recipe import CheckedRecipe
-from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.run import Ranks, resolve
 from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.worker_numbers import check_takes_workers
+from firecaffe.recipe.worker_numbers import check_takes_workers, layout_of
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, open_parts

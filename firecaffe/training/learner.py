@@ -33,8 +33,7 @@ from firecaffe.training.evaluation_weights import Norms, TrainedNorms, check_lay
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.first_weights import first_file
 from firecaffe.training.forward import Forward, cost_of_determinism
-from firecaffe.training.given_parts import Parts
-from firecaffe.training.given_task import task_for
+from firecaffe.training.given_parts import Parts, task_for
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.mode import ModeParts
 from firecaffe.training.noise_meter import NoiseMeter

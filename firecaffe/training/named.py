@@ -9,7 +9,7 @@ from firecaffe.models.network import GIVEN_IN_PYTHON
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import replaced
 from firecaffe.tasks import TaskConfig
-from firecaffe.training.given_task import OWN
+from firecaffe.training.given_parts import OWN
 from firecaffe.training.load import run_of
 from firecaffe.training.run_facts import read_about
 

@@ -16,8 +16,8 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.exchange.leaves import Shares
-from firecaffe.recipe.parallel import RankLayout, layout_of, rows_of
 from firecaffe.recipe.run import Run
+from firecaffe.recipe.worker_numbers import RankLayout, layout_of, rows_of
 from firecaffe.synchrony.config import MEASURED
 from firecaffe.synchrony.shares import next_shares
 from firecaffe.training.modes.every_step import EveryStep

@@ -19,8 +19,8 @@ from firecaffe.cluster.agree import digest
 from firecaffe.cluster.world import World
 from firecaffe.errors import NotIdenticalError, RunError
 from firecaffe.recipe.checked_recipe import CheckedRecipe
-from firecaffe.recipe.parallel import layout_of
 from firecaffe.recipe.run import Ranks, Run, resolve
+from firecaffe.recipe.worker_numbers import layout_of
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.run_folder import DIGESTS, METRICS, Recorded, read_run_file, recorded_of
 from firecaffe.runs.run_folder import WEIGHTS as WEIGHTS_FILE

@@ -80,9 +80,9 @@ def test_evaluate_gives_the_numbers_of_the_run_itself(
 
 
 def evaluate_in_rank(run: str) -> dict[str, float]:
+    from firecaffe.api.evaluate import evaluate_run
     from firecaffe.cluster.world import join
     from firecaffe.recipe.recorded_recipe import recipe_of
-    from firecaffe.training.evaluate_run import evaluate_run
 
     recipe = recipe_of(Path(run))
     with join("cpu") as world:

@@ -19,10 +19,10 @@ from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
+from firecaffe.measure.known_sum import interpret
 from firecaffe.models import build_model
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.interpret import interpret
 from tests.kit.data_photos import make_folder, pack
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks

@@ -18,11 +18,11 @@ from firecaffe.exchange.collectives import COLLECTIVES, average
 from firecaffe.exchange.leaves import leaf_share, tree_sum
 from firecaffe.exchange.pieces import pieces
 from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, BROADCAST, shard
+from firecaffe.measure.known_sum import interpret
 from firecaffe.parallel.cut import cut
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.fold_nodes import NodeWire
-from firecaffe.transport.interpret import interpret
 from firecaffe.transport.run_schedule import Collectives
 from tests.world import Ranks
 

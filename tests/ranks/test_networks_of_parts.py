@@ -19,7 +19,7 @@ from firecaffe import ModelConfig, ParallelConfig, Recipe, Result, SolverConfig,
 from firecaffe.cluster.agree import digest
 from firecaffe.cluster.world import join
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.parallel import layout_of
+from firecaffe.recipe.worker_numbers import layout_of
 from firecaffe.training import build_training
 from firecaffe.training.given_parts import Parts
 from firecaffe.training.loop import Training as LoopTraining

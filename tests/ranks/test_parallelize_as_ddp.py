@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import firecaffe
 from firecaffe.errors import FirecaffeError
-from firecaffe.script.hook import HookState
+from firecaffe.script.ddp import HookState
 from firecaffe.script.script_exchange import timeout_of
 from firecaffe.transport.exchange import Exchange
 from tests.ranks.test_parallelize import Wrap, gradients_of, register

@@ -11,8 +11,8 @@ from torch import Tensor
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import ring, tree
 from firecaffe.exchange.pieces import pieces
+from firecaffe.measure.known_sum import interpret
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.interpret import interpret
 from firecaffe.transport.local_ranks import meet_local_ranks
 from tests.world import Ranks
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from firecaffe.script.parallelize import parallelize
+from firecaffe.script.ddp import parallelize
 from tests.world import Ranks
 
 REFUSED = {

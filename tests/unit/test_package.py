@@ -67,7 +67,7 @@ NOT_LOADED: dict[str, tuple[str, ...]] = {
     "firecaffe.cli.start_training": (TRAINS, *HEAVY, CODER),
     TRAINS: ("jsonargparse", "firecaffe.cluster.launcher", *HEAVY, CODER),
     **dict.fromkeys(
-        (f"firecaffe.script.{name}" for name in ("launch", "attach", "split", "parallelize")),
+        (f"firecaffe.script.{name}" for name in ("launch", "attach", "split", "ddp")),
         (TRAINS, *HEAVY),
     ),
 }

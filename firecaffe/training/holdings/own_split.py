@@ -15,8 +15,8 @@ from firecaffe.data import Batch, num_samples
 from firecaffe.data.dataset import map_batch
 from firecaffe.exchange.leaves import Shares
 from firecaffe.parallel.own_samples import Gradients
-from firecaffe.recipe.parallel import rows_of
 from firecaffe.recipe.run import Run
+from firecaffe.recipe.worker_numbers import rows_of
 from firecaffe.training.evaluation import EvalBatch
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.holdings.holding import Ready

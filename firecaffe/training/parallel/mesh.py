@@ -10,7 +10,7 @@ from torch import nn
 from firecaffe.cluster.group import Group, divide
 from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.parallel import RankLayout
+from firecaffe.recipe.worker_numbers import RankLayout
 
 
 @dataclass(frozen=True)

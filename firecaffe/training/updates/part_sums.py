@@ -27,7 +27,7 @@ from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.threads import ExchangeThreads
 from firecaffe.parallel.own_samples import Gradients
-from firecaffe.recipe.parallel import rows_of
+from firecaffe.recipe.worker_numbers import rows_of
 from firecaffe.training.parallel.cut_pieces import Names
 from firecaffe.training.tensor_file import Stored
 from firecaffe.transport.collect import HeldPart

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.api.console import check_target
+from firecaffe.api.answer import check_target
 from firecaffe.cli import main
 from firecaffe.errors import RecipeError, RunError
 

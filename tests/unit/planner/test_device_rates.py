@@ -25,10 +25,17 @@ from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import FILE, tables, unmeasured_error
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device, usual_micro_batch
 from firecaffe.planner.of_recipe import workload_of_model
-from firecaffe.planner.offers import Sheet, device_of, offers, sheet_of, sheets
+from firecaffe.planner.offers import (
+    Sheet,
+    device_of,
+    offers,
+    sheet_of,
+    sheets,
+    usual_device,
+    usual_link,
+)
 from firecaffe.planner.precision import in_precision
 from firecaffe.planner.published_trainings import contradictions
-from firecaffe.planner.usual import usual_device, usual_link
 from firecaffe.planner.workload import Workload
 
 SHEETS, ROWS = read()

@@ -17,7 +17,7 @@ from firecaffe.planner.learn_rates import (
     load_rates,
     priced_rows,
 )
-from firecaffe.planner.usual import USUAL
+from firecaffe.planner.offers import USUAL
 
 DGX = load_cluster("dgx1-p100")
 ROWS = tuple(RateRow(devices, 1.0, fit=True) for devices in (1, 2, 4, 8, 16, 32, 64))

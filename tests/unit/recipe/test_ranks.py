@@ -17,9 +17,15 @@ from firecaffe import (
 from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.parallel import Auto, RankLayout, layout_of
 from firecaffe.recipe.run import Ranks, Run
-from firecaffe.recipe.worker_numbers import auto_of, check_hosts, check_ranks
+from firecaffe.recipe.worker_numbers import (
+    Auto,
+    RankLayout,
+    auto_of,
+    check_hosts,
+    check_ranks,
+    layout_of,
+)
 from firecaffe.synchrony.rounds import Rounds
 from tests.kit.models_refused import refused
 from tests.kit.training import recipe_with

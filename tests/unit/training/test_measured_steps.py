@@ -11,7 +11,7 @@ import torch
 from firecaffe.cluster.world import World
 from firecaffe.data import SampleOrder
 from firecaffe.exchange.leaves import equal_shares
-from firecaffe.recipe.parallel import RankLayout
+from firecaffe.recipe.worker_numbers import RankLayout
 from firecaffe.training import rebalance
 from firecaffe.training.noise_meter import EVERY, MOST_STEPS, NoiseMeter
 from firecaffe.training.outcome import StepResult

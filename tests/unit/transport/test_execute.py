@@ -18,6 +18,7 @@ from firecaffe.exchange.collectives import COLLECTIVES
 from firecaffe.exchange.leaves import equal_shares, sum_of_nodes, tree_sum
 from firecaffe.exchange.route import adds_in_tree_order
 from firecaffe.exchange.schedule import Transfer, from_rounds, shards
+from firecaffe.measure.known_sum import interpret
 from firecaffe.transport.execute import (
     AHEAD,
     PieceUnderWay,
@@ -26,7 +27,6 @@ from firecaffe.transport.execute import (
     rounds_of_rank,
     scratch_elements,
 )
-from firecaffe.transport.interpret import interpret
 from tests.kit.exchange import (
     MAKERS,
     OVER_NODES,
