@@ -1,5 +1,6 @@
 """Records of a running training: lines for people, rows for programs, timings of first steps."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -104,6 +105,12 @@ class RunProgress:
             f"{self._title}  {split} at step {step}: {in_words(result.metrics, result.shares)}"
             f"loss {result.loss:.4f} ({result.samples:,} samples)"
         )
+        if not math.isfinite(result.loss):
+            self.say(
+                f"warning: the {split} loss at step {step} is {result.loss}, while the training's "
+                "was finite: look at statistics that only evaluations use, as BatchNorm's; "
+                "train.batch_norm_samples estimates them from training samples"
+            )
 
     def __enter__(self) -> Self:
         self._live.start()

@@ -13,6 +13,7 @@ from firecaffe.data import SampleOrder
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.recipe.worker_numbers import RankLayout
 from firecaffe.training import rebalance
+from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.noise_meter import EVERY, MOST_STEPS, NoiseMeter
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.rebalance import Balance
@@ -37,6 +38,13 @@ def test_a_pipe_gets_plain_lines(forced: str, monkeypatch: Patch, capsys: Captur
     lines = shown.splitlines()
     assert len(lines) == 10
     assert all("160 samples/s" in line and "s left" in line for line in lines)
+
+
+def test_an_evaluation_that_is_no_number_says_what_to_do(capsys: Capture) -> None:
+    for loss, is_warned in ((0.5, False), (nan, True), (inf, True)):
+        with RunProgress("run", 0, 20, shown=True) as progress:
+            progress.evaluation("test", 20, Evaluation(8, loss, {}, [], None))
+        assert ("batch_norm_samples" in capsys.readouterr().out) == is_warned
 
 
 # --- noise ----------------------------------------------------------------------------------------
