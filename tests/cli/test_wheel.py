@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -44,6 +45,14 @@ def test_the_wheel_has_all_that_is_no_code(built: Path) -> None:
     assert len(data) > 30
     assert {path.relative_to(ROOT).as_posix() for path in data} <= names
     assert not [name for name in names if not name.startswith("firecaffe")]
+
+
+def test_the_sdist_has_what_a_checkout_has(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    known = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).split()
+    assert {name for name in known if not name.startswith(".")} <= names
 
 
 @pytest.mark.parametrize("kind", ["*.whl", "*.tar.gz"])
