@@ -77,7 +77,7 @@ class ParallelConfig:
     @property
     def row_size(self) -> int:
         """The number of workers that hold one model together."""
-        return self.num_stages * (self.model if self.is_split or not self.stages else 1)
+        return self.num_stages * (self.model if self.is_split else 1)
 
     @property
     def num_stages(self) -> int:

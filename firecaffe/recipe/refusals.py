@@ -20,13 +20,11 @@ from firecaffe.recipe.terms import (
     IN_SHARDS,
     NOT_EVERY_STEP,
     OUT_OF_ORDER,
-    OWN_CODE,
     OWN_SOLVER,
     ROW,
     SHARDED_SERVER,
     SHARES,
     TRANSFORMS,
-    UNSPLIT,
     Facts,
     Refusal,
     any_of,
@@ -37,14 +35,9 @@ from firecaffe.recipe.terms import (
     off,
     on,
 )
-from firecaffe.solvers.config import BY_LAYER, MAY_CYCLE, MAY_DECOUPLE, MAY_L1, OF_CAFFE
+from firecaffe.solvers.config import BY_LAYER, MAY_DECOUPLE, MAY_L1, OF_CAFFE
 
 _DATA = (
-    Refusal(
-        (on("data.args"), is_not("data.name", OWN_CODE)),
-        "these data take none",
-        "leave data.args out, or name a function of your own, package.module:function",
-    ),
     Refusal(
         (any_of(on("data.hold_out"), on("data.balance")), is_("data.order", "shards")),
         "what is left of a shard, or drawn by weights, does not lie together",
@@ -54,11 +47,6 @@ _DATA = (
         (any_of(*TRANSFORMS), is_("data.name", CAFFES_NET)),
         "the transform_param of the net's data layers decides",
         "leave the word out",
-    ),
-    Refusal(
-        (on("task.args"), is_("task.name", CAFFES_NET)),
-        "the net's own layers have the words of its losses",
-        "leave task.args out",
     ),
 )
 
@@ -108,12 +96,6 @@ _PARALLEL = (
         "auto chooses which workers hold one model",
         "leave one of them out",
     ),
-    Refusal((on("parallel.parts"), *UNSPLIT), "no layer is split", "leave parallel.parts out"),
-    Refusal(
-        (on("parallel.model"), *UNSPLIT, off("parallel.stages")),
-        "no layer is split",
-        'say parallel.split = { "classifier.*" = "neurons" }, or parallel.scheme = one_weird_trick',
-    ),
     Refusal(
         (is_("parallel.scheme", AUTO), off("parallel.parts")),
         "the number of parts decides bits, and what is chosen must not",
@@ -147,19 +129,9 @@ _CONSTRAINED = (
         "share in a second training, which begins with the pruned weights (model.weights)",
     ),
     Refusal(
-        (is_not("prune.scope", LAYER), on("prune.threshold")),
-        "a threshold counts in each layer's own deviations",
-        "say prune.keep, or leave prune.scope out",
-    ),
-    Refusal(
         (is_("prune.how", GRADUAL), on("prune.threshold")),
         "its schedule goes to a share",
         "say prune.keep",
-    ),
-    Refusal(
-        (is_not("prune.how", MAGNITUDE), off("prune.keep"), off("prune.threshold")),
-        "nothing is pruned",
-        'say which layers, as prune.keep = { "classifier.*" = 0.1 }',
     ),
     Refusal(
         (is_not("prune.how", MAGNITUDE), off("prune.steps")),
@@ -185,14 +157,6 @@ _TRAINING = (
         f"{', '.join(OF_CAFFE)} have it",
     ),
     Refusal(
-        (
-            on("solver.momentum_correction"),
-            any_of(is_("solver.type", "adam"), is_not("solver.momentum_form", "caffe")),
-        ),
-        "the rate is outside the momentum, which needs no correction then",
-        "it is for momentum_form caffe of sgd and nesterov",
-    ),
-    Refusal(
         (is_("solver.decay_form", "decoupled"), is_not("solver.type", *MAY_DECOUPLE)),
         "the decay of this solver cannot be separated from its update",
         f"{', '.join(MAY_DECOUPLE)} have it; that of adam is solver.type adamw",
@@ -201,11 +165,6 @@ _TRAINING = (
         (is_("solver.decay_form", "l1"), is_not("solver.type", *MAY_L1)),
         "this solver has no such decay",
         f"{', '.join(MAY_L1)} have it",
-    ),
-    Refusal(
-        (on("solver.base_momentum"), is_not("solver.type", *MAY_CYCLE)),
-        "this solver has no momentum that moves",
-        f"{', '.join(MAY_CYCLE)} have one",
     ),
     Refusal(
         (is_("solver.type", "nesterov"), is_("solver.momentum", 0)),

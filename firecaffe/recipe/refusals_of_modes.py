@@ -95,10 +95,6 @@ OF_SERVERS = (
         "leave it out, or take synchrony.lock = server",
     ),
     Refusal(
-        (is_("synchrony.clock", "simulated"), *LOCKLESS),
-        "learners of the simulated clock are one process, which waits for nobody",
-    ),
-    Refusal(
         (any_of(is_("train.device", "cuda"), on("gpus")), *LOCKLESS),
         "weights are shared in the host's memory",
         "use train.device = cpu",
@@ -107,16 +103,6 @@ OF_SERVERS = (
         (any_of(on("hosts"), is_not("system", "linux")), *LOCKLESS),
         "all workers write to the same memory, of one host with Linux",
         "use synchrony.lock = server",
-    ),
-    Refusal(
-        (on("synchrony.in_flight"), *SIMULATED),
-        "learners of the simulated clock have one micro-batch each",
-        "leave it out, or raise synchrony.learners",
-    ),
-    Refusal(
-        (on("synchrony.server"), *SIMULATED),
-        "learners of the simulated clock are one process",
-        "leave it out, or take synchrony.clock = real",
     ),
     Refusal(
         (on("workers"), *SIMULATED),

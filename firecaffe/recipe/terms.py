@@ -16,6 +16,7 @@ from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK
 from firecaffe.recipe.sections import Recipe
+from firecaffe.solvers.config import MAY_CYCLE
 from firecaffe.synchrony.config import (
     ASYNCHRONOUS,
     BACKUP,
@@ -127,6 +128,18 @@ class AnyOf:
     @property
     def text(self) -> str:
         return ", or ".join(term.text for term in self.terms)
+
+
+@dataclass(frozen=True)
+class AllOf:
+    conditions: tuple[Term | AnyOf, ...]
+
+    def holds(self, facts: Facts) -> bool:
+        return all(condition.holds(facts) for condition in self.conditions)
+
+    def missed(self, facts: Facts) -> Term | AnyOf:
+        """Return the first condition that does not hold."""
+        return next(condition for condition in self.conditions if not condition.holds(facts))
 
 
 Condition = Term | AnyOf
@@ -262,18 +275,30 @@ LATE = is_("synchrony.mode", STALE, ASYNCHRONOUS)
 IN_REPLICAS = is_("synchrony.mode", LOCAL)
 NOT_EVERY_STEP = is_not("synchrony.mode", EVERY_STEP)
 SHARDED_SERVER = (is_("synchrony.server", SHARDED), BY_SERVER)
+REAL_CLOCK = is_("synchrony.clock", "real")
 LOCKLESS = (is_("synchrony.lock", NO_LOCK), is_("synchrony.mode", ASYNCHRONOUS))
 SIMULATED = (is_("synchrony.clock", "simulated"), BY_SERVER)
 IN_SHARDS = is_("exchange.update_at", "shards")
 SPLIT = any_of(on("parallel.split"), is_("parallel.scheme", ONE_WEIRD_TRICK, AUTO))
 ROW = any_of(*SPLIT.terms, on("parallel.stages"))
-UNSPLIT = (off("parallel.split"), off("parallel.scheme"))
 CONSTRAINED = any_of(on("prune.keep"), on("prune.threshold"), on("share.bits"))
 TRANSFORMS = tuple(on(f"data.{word}") for word in IMAGE_WORDS)
 OWN_SOLVER = is_("solver.type", OWN_CODE)
 
 
-COUNTS_WITH: dict[str, Term] = {
+def all_of(*conditions: Condition) -> AllOf:
+    return AllOf(conditions)
+
+
+COUNTS_WITH: dict[str, Condition | AllOf] = {
+    "data.args": is_("data.name", OWN_CODE),
+    "task.args": is_not("task.name", CAFFES_NET),
+    "parallel.parts": SPLIT,
+    "parallel.model": ROW,
+    "prune.how": any_of(on("prune.keep"), on("prune.threshold")),
+    "solver.momentum_correction": all_of(
+        is_("solver.momentum_form", "caffe"), is_("solver.type", "sgd", "nesterov")
+    ),
     "data.path": is_(
         "data.name", "fashion-mnist", "mnist", "cifar10", "folder", "packed", CAFFES_NET
     ),
@@ -297,7 +322,9 @@ COUNTS_WITH: dict[str, Term] = {
     "solver.pct_start": is_("solver.lr_policy", "one_cycle"),
     "solver.div_factor": is_("solver.lr_policy", "one_cycle"),
     "solver.final_div_factor": is_("solver.lr_policy", "one_cycle"),
-    "solver.base_momentum": is_("solver.lr_policy", "one_cycle"),
+    "solver.base_momentum": all_of(
+        is_("solver.lr_policy", "one_cycle"), is_("solver.type", *MAY_CYCLE)
+    ),
     "solver.reference_batch_size": on("solver.scale"),
     "solver.momentum": is_(
         "solver.type", "sgd", "nesterov", "adadelta", "adam", "adamw", "lars", "lamb"
@@ -310,9 +337,9 @@ COUNTS_WITH: dict[str, Term] = {
     "solver.decay_mult": on("solver.weight_decay"),
     "exchange.compressor_level": on("exchange.compressor"),
     "synchrony.shares": is_("synchrony.mode", "every_step"),
-    "synchrony.in_flight": is_("synchrony.mode", *SERVED),
-    "synchrony.server": is_("synchrony.mode", *SERVED),
-    "synchrony.lock": is_("synchrony.mode", ASYNCHRONOUS),
+    "synchrony.in_flight": all_of(is_("synchrony.mode", *SERVED), REAL_CLOCK),
+    "synchrony.server": all_of(is_("synchrony.mode", *SERVED), REAL_CLOCK),
+    "synchrony.lock": all_of(is_("synchrony.mode", ASYNCHRONOUS), REAL_CLOCK),
     "synchrony.learners": is_("synchrony.clock", "simulated"),
     "synchrony.backup_workers": is_("synchrony.mode", BACKUP),
     "synchrony.dropped": is_("synchrony.mode", BACKUP),
@@ -359,8 +386,10 @@ def idle_words(recipe: Recipe) -> dict[str, str]:
     }
 
 
-def _line(word: str, counts_with: Term, facts: Facts) -> str:
-    other = counts_with.word
-    line = f"{word} {facts[word]} has no effect: {other} is {facts[other]!r}"
-    described = counts_with.text
+def _line(word: str, counts_with: Condition | AllOf, facts: Facts) -> str:
+    missed = counts_with.missed(facts) if isinstance(counts_with, AllOf) else counts_with
+    others = words_of((missed,))
+    said = " and ".join(f"{other} is {facts[other]!r}" for other in others)
+    line = f"{word} {facts[word]} has no effect: {said}"
+    described, other = missed.text, others[0]
     return line if described == other else f"{line}; it counts with {described}"

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 
 from firecaffe.errors import RecipeError
-from firecaffe.solvers.config import SolverConfig
+from firecaffe.solvers.config import MAY_CYCLE, SolverConfig
 from firecaffe.value_checks import did_you_mean
 
 Policy = Callable[[SolverConfig, int, int], float]
@@ -137,7 +137,8 @@ def first_drop(solver: SolverConfig, max_iter: int) -> int | None:
 
 def momentum(solver: SolverConfig, i: int, max_iter: int) -> float | None:
     """Return the momentum of update i, against the rate; None if the policy does not change it."""
-    if solver.lr_policy != "one_cycle" or not solver.base_momentum:
+    cycles = solver.lr_policy == "one_cycle" and solver.type in MAY_CYCLE
+    if not cycles or not solver.base_momentum:
         return None
     # Source: Smith 2018, arXiv 1803.09820, section 4.3.
     ends = solver.momentum

@@ -143,12 +143,14 @@ class SynchronyConfig:
     @property
     def is_lockless(self) -> bool:
         """Whether workers write to the same weights without waiting for each other."""
-        return self.mode == ASYNCHRONOUS and self.lock == NO_LOCK
+        return self.mode == ASYNCHRONOUS and self.lock == NO_LOCK and self.clock == "real"
 
     @property
     def keeper(self) -> str:
         """Who keeps a server's weights: first, sharded, or none if nobody locks them."""
-        return NO_LOCK if self.is_lockless else self.server
+        if self.is_lockless:
+            return NO_LOCK
+        return self.server if self.clock == "real" else FIRST
 
     @property
     def has_real_server(self) -> bool:

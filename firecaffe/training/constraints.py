@@ -141,7 +141,7 @@ class Pruning:
         }
         if self._words.scope == ADAPTIVE:
             scores = {name: adaptive(score) for name, score in scores.items()}
-        if self._words.scope != LAYER:
+        if self._words.scope != LAYER and scores:
             chosen = largest_of_all(scores, sum(counts.values()))
         else:
             chosen = largest(scores, counts)

@@ -8,9 +8,9 @@ from pathlib import Path
 from pkgutil import ModuleInfo, iter_modules
 
 import pytest
-from firecaffe.api.console import PLAIN_SIGNS
 
 from firecaffe import cli
+from firecaffe.api.answer import PLAIN_SIGNS
 from firecaffe.cli import main
 from firecaffe.data.generated import generate
 

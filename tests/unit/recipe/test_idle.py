@@ -16,9 +16,10 @@ from firecaffe.cli.tune import make_parser as of_tune
 from firecaffe.cli.typed_recipe import parse_recipe, read_recipe
 from firecaffe.cli.verify import make_parser as of_verify
 from firecaffe.errors import RecipeError
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.terms import COUNTS_WITH, idle_words
+from firecaffe.recipe.terms import COUNTS_WITH, AllOf, idle_words, words_of
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.solvers.rate_policy import POLICIES, learning_rate
@@ -27,6 +28,9 @@ from tests.kit.training import recipe_with
 OF_POLICY: dict[str, Any] = {"gamma": 0.4, "power": 0.7, "stepsize": 4, "stepvalue": [2, 5]}
 OF_POLICY |= {"pct_start": 0.6, "div_factor": 3.0, "final_div_factor": 7.0}
 OF_SOLVER = {"momentum": 0.3, "momentum2": 0.5, "trust": 0.5, "rms_decay": 0.3, "delta": 0.5}
+
+
+SIMULATED = {"synchrony.mode": "asynchronous", "synchrony.clock": "simulated"}
 
 
 def rates(solver: SolverConfig) -> list[float]:
@@ -63,7 +67,8 @@ def test_a_solver_s_words(solver: str) -> None:
 def test_every_row_speaks_of_words_that_are_there() -> None:
     words = flatten(Recipe())
     for word, counts_with in COUNTS_WITH.items():
-        assert {word, counts_with.word} <= set(words)
+        conditions = counts_with.conditions if isinstance(counts_with, AllOf) else (counts_with,)
+        assert {word, *words_of(conditions)} <= set(words)
 
 
 @pytest.fixture
@@ -107,6 +112,32 @@ def test_words_of_files_count_beside_a_net_of_caffes(path: Path) -> None:
     assert set(idle_words(read_recipe(path))) == {"data.resize"}
     path.write_text(text.replace("caffe:net.prototxt", "generated"))
     assert "caffe:PATH" in idle_words(read_recipe(path))["data.path"]
+
+
+@pytest.mark.parametrize(
+    ("words", "counts"),
+    [
+        ({"data.args": {"k": 1}}, {"data.name": "own:images"}),
+        ({"parallel.parts": 4}, {"parallel.split": {"a": "neurons"}}),
+        ({"parallel.model": 2}, {"parallel.stages": ["a"]}),
+        ({"prune.how": "gradual", "prune.steps": 5}, {"prune.keep": {"*": 0.1}}),
+        ({"solver.base_momentum": 0.5, "solver.lr_policy": "one_cycle"}, {"solver.type": "sgd"}),
+        ({"solver.momentum_correction": True}, {"solver.momentum_form": "caffe"}),
+        ({"synchrony.server": "sharded", **SIMULATED}, {"synchrony.clock": "real"}),
+        ({"synchrony.in_flight": 2, **SIMULATED}, {"synchrony.clock": "real"}),
+        ({"synchrony.lock": "none", **SIMULATED}, {"synchrony.clock": "real"}),
+    ],
+)
+def test_words_beside_those_with_which_they_count(
+    words: dict[str, Any], counts: dict[str, Any]
+) -> None:
+    """They are accepted either way: without the others they are reported."""
+    solver = "rmsprop" if "solver.type" in counts else "sgd"
+    idle = recipe_with({"solver.type": solver, **words})
+    check_recipe(idle)
+    (word,) = idle_words(idle)
+    assert word == next(iter(words))
+    assert not idle_words(recipe_with({**words, **counts}))
 
 
 def test_words_of_masks_and_shared_values() -> None:
