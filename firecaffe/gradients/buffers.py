@@ -6,17 +6,23 @@ Integer buffers (BatchNorm's count of batches) change once a step, as micro-batc
 Untrained parameters that forward changes (an averaged teacher's) are handled the same way.
 """
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
 
-BufferEntry = tuple[MutableMapping[str, Any], str]
-"""The place of a tensor: a module's dictionary of buffers or parameters, and a name in it."""
+
+class BufferEntry(NamedTuple):
+    """The place of a tensor: a module's dictionary of buffers or parameters, and a name in it."""
+
+    tensors: MutableMapping[str, Any]
+    name: str
+    path: str
+    """The name in the network."""
 
 
 @dataclass
@@ -33,12 +39,16 @@ class _FlatBuffers:
         for view, memory, places in self.views:
             if not _is_same(view, memory):
                 view.data = memory
-            for buffers, name in places:
+            for buffers, name, _ in places:
                 buffers[name] = view
+
+    @property
+    def paths(self) -> list[str]:
+        return [places[0].path for _, _, places in self.views]
 
     def now(self) -> Tensor:
         """Return the current values. Write nothing, because backward may still need them."""
-        pairs = [(buffers[name], memory) for _, memory, ((buffers, name), *_) in self.views]
+        pairs = [(buffers[name], memory) for _, memory, ((buffers, name, _), *_) in self.views]
         if all(now is not None and _is_same(now, memory) for now, memory in pairs):
             return self.flat
         return torch.cat([now.reshape(-1) for now, _ in pairs if now is not None])
@@ -54,15 +64,17 @@ class BufferChanges:
         """
         places: dict[Tensor, list[BufferEntry]] = {}
         kept = {id(model.get_parameter(name)) for name in parameters}
-        for module in model.modules():
+        for prefix, module in model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    places.setdefault(buffer, []).append((module._buffers, name))
+                    path = f"{prefix}.{name}" if prefix else name
+                    places.setdefault(buffer, []).append(BufferEntry(module._buffers, name, path))
                     if buffer.is_complex():
                         raise RecipeError(f"buffer {name} is complex; keep it as real numbers")
             for name, parameter in module._parameters.items():
                 if parameter is not None and id(parameter) in kept:
-                    places.setdefault(parameter, []).append((module._parameters, name))
+                    entry = BufferEntry(module._parameters, name, "")
+                    places.setdefault(parameter, []).append(entry)
         dtypes = dict.fromkeys(buffer.dtype for buffer in places)
         # Changes are summed in one dtype on all ranks, or the bits would follow the cut.
         of_all = {*dtypes, *(b.dtype for b in (model if outline is None else outline).buffers())}
@@ -102,16 +114,41 @@ class BufferChanges:
                 parts.append(torch.zeros(start.shape, dtype=self.dtype, device=start.device))
         return parts
 
-    def shared_by(self, learners: int, changes: Sequence[Tensor]) -> list[Tensor]:
-        """Return changes (as `take` does) as one of so many learners, who start alike, makes them.
+    @torch.no_grad()
+    def late(
+        self,
+        changes: Sequence[Tensor],
+        pulled: Mapping[str, Tensor],
+        weight: float,
+        staleness: int,
+        with_integers: bool,
+    ) -> list[Tensor]:
+        """Return changes from the present values to a learner's, for `finish_step`.
 
-        Each moves a running mean towards its batch's from a value that the others move, too. Their
-        sum would move it too far: eight of BatchNorm's made a variance negative.
+        changes: what `take` returned, times `weight`, from the buffers `pulled`, which `staleness`
+        updates of others have changed since. Added to theirs they would go too far: eight of
+        BatchNorm's made a variance negative. So a number goes 1 / (1 + staleness) of the way to the
+        learner's. Integers, which may be places or bytes, become the learner's if it changed them.
         """
-        return [
-            change / learners if learners > 1 and buffers.start.is_floating_point() else change
-            for buffers, change in zip(self._by_dtype, changes, strict=True)
-        ]
+        parts = []
+        for buffers, change in zip(self._by_dtype, changes, strict=True):
+            now = buffers.now()
+            begin = torch.cat([pulled[path].reshape(-1) for path in buffers.paths]).to(now.device)
+            if now.is_floating_point():
+                own = torch.where(begin.isfinite(), begin, 0).to(self.dtype) + change / weight
+                share = torch.where(now.isfinite(), (own - now) / (1 + staleness), own)
+                part = torch.where(own.isfinite() | ~now.isfinite(), share, 0) * weight
+            elif with_integers:
+                own = begin.long() + change.round().long()
+                sizes = [memory.numel() for _, memory, _ in buffers.views]
+                is_changed = torch.cat(
+                    [some.any().expand(len(some)) for some in torch.split(change, sizes)]
+                )
+                part = torch.where(is_changed, own - now.long(), 0)
+            else:
+                part = torch.zeros_like(change)
+            parts.append(part.to(self.dtype))
+        return parts
 
     def finish_step(self, totals: Sequence[Tensor], total_weight: float) -> None:
         """Set the buffers from the sums over all micro-batches of what `take` returned."""

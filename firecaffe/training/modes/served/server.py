@@ -99,7 +99,7 @@ class Server:
         """Make an update in step `step`, counted from 0; a step may have several."""
         with self.late_rule.around_update(self.named):
             self.applier.apply(step, rate, momentum, number=update.version - 1)
-        changes = [self._buffer_changes(update, work) for work in update.works]
+        changes = [self._buffer_changes(update, work, weight_of) for work in update.works]
         sums = [self._sum(update, list(parts)) for parts in zip(*changes, strict=True)]
         self.buffers.begin_step()
         weight = sum(weight_of(work.leaf) for work in update.works)
@@ -122,9 +122,19 @@ class Server:
             torch._foreach_mul_(list(tensors.values()), scale)
         return tensors
 
-    def _buffer_changes(self, update: Update, work: Work) -> list[Tensor]:
-        changes = self.memory.gradients[work.leaf].tail[1:]  # an owner of weights has none
-        return self.buffers.shared_by(1 + update.staleness(work), changes)
+    def _buffer_changes(
+        self, update: Update, work: Work, weight_of: Callable[[Leaf], float]
+    ) -> list[Tensor]:
+        changes = self.memory.gradients[work.leaf].tail[1:]
+        late = update.staleness(work)
+        # The first micro-batch of each step changes integers. Those of two steps do not add up.
+        firsts = [other.leaf for other in update.works if other.leaf.place == 0]
+        is_newest = not firsts or work.leaf == max(firsts)
+        is_plain = not late and (is_newest or work.leaf.place)
+        if is_plain or not changes:  # an owner of weights has none
+            return changes
+        pulled = self.memory.versions[work.version]
+        return self.buffers.late(changes, pulled, weight_of(work.leaf), late, is_newest)
 
     def _sum(self, update: Update, values: list[Tensor | None]) -> Tensor | None:
         example = next((value for value in values if value is not None), None)
