@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+import torch
+
 from firecaffe.cluster.from_script import bind, from_script
 from firecaffe.cluster.hosts import Hosts, check_memory, say
 from firecaffe.cluster.launcher import RankFailedError
@@ -34,6 +36,8 @@ class Caller(NamedTuple):
     function: str
     path: list[str]
     argv: list[str]
+    dtype: torch.dtype
+    """The default type of new tensors."""
 
 
 Value = TypeVar("Value")
@@ -85,7 +89,8 @@ def launch_on(
     name = _name(function)
     with tempfile.TemporaryDirectory(prefix="firecaffe-launch-") as place:
         folder = Path(place)
-        (folder / CALLER).write_bytes(pickle.dumps(Caller(name, sys.path, sys.argv)))
+        caller = Caller(name, sys.path, sys.argv, torch.get_default_dtype())
+        (folder / CALLER).write_bytes(pickle.dumps(caller))
         try:
             call = packed((function, tuple(args), dict(kwargs or {})))
         except Exception as error:  # whatever an object's own pickling raises

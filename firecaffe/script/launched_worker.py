@@ -7,6 +7,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from firecaffe.cluster.handover import end_process, leave_report
 from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError, memory_full
 from firecaffe.faults import Fault
@@ -20,6 +22,7 @@ INTERRUPTED = 130
 def main(folder: Path) -> int:
     caller: Caller = pickle.loads((folder / CALLER).read_bytes())
     sys.path[:], sys.argv[:] = caller.path, caller.argv
+    torch.set_default_dtype(caller.dtype)
     with outputs_kept(goes_on=True):
         return _ended(folder, caller)
 

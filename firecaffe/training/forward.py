@@ -75,10 +75,25 @@ def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
         before.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         before.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads)
+        before.enter_context(_usual_modes(device))
         if device.type == "cuda" and config.deterministic:
             before.enter_context(variables_kept(WORKSPACE))
             os.environ.setdefault(WORKSPACE, ":4096:8")
             before.enter_context(_deterministic())
+        yield
+
+
+@contextmanager
+def _usual_modes(device: torch.device) -> Iterator[None]:
+    """Compute as in a process of its own: with gradients, in float32, without autocast."""
+    with ExitStack() as before:
+        before.enter_context(torch.inference_mode(False))
+        before.enter_context(torch.enable_grad())
+        before.enter_context(torch.autocast(device.type, enabled=False))
+        library: Any = torch.backends.mkldnn
+        for operations in (library.matmul, library.conv, library.rnn):
+            _keep(operations, "fp32_precision", before)
+            operations.fp32_precision = "ieee"
         yield
 
 

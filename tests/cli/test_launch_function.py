@@ -65,6 +65,9 @@ before = signal.getsignal(signal.SIGTERM), dict(os.environ), random.getstate()
 answers = [firecaffe.launch(twice, count, kwargs={"word": "word"}) for count in (1, 2)]
 assert (signal.getsignal(signal.SIGTERM), dict(os.environ), random.getstate()) == before
 assert logging.root.manager.disable == logging.DEBUG
+torch.set_default_dtype(torch.float64)
+assert firecaffe.launch(torch.get_default_dtype, 1) == torch.float64
+torch.set_default_dtype(torch.float32)
 assert all(type(answer) is Answer for answer in answers)
 print(json.dumps([answer.found for answer in answers]))
 """

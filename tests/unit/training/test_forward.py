@@ -4,9 +4,11 @@ import copy
 import json
 import random
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +122,36 @@ def test_a_training_leaves_its_process_as_it_was(tmp_path: Path) -> None:
     firecaffe.train(recipe, Everything, small_data(60), small_data(20, 1))
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), numbers)
+
+
+@contextmanager
+def bf16_products() -> Iterator[None]:
+    library: Any = torch.backends.mkldnn
+    torch.set_float32_matmul_precision("medium")
+    library.conv.fp32_precision = "bf16"
+    yield
+    assert library.conv.fp32_precision == "bf16"
+    torch.set_float32_matmul_precision("highest")
+    library.conv.fp32_precision = library.matmul.fp32_precision = "none"
+
+
+MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "bfloat16 products": bf16_products,
+}
+
+
+def test_the_modes_of_who_calls_a_training_change_no_bit(tmp_path: Path) -> None:
+    sizes = {"global_batch_size": 12, "micro_batch_size": 2, "steps": 1}
+    digests = {}
+    for name, mode in {"": nullcontext, **MODES}.items():
+        recipe = recipe_in(tmp_path / f"run {name}", train=sizes)
+        with mode():
+            result = firecaffe.train(recipe, Everything, small_data(60), small_data(20, 1))
+            digests[name] = result.weights_sha256
+    assert len(set(digests.values())) == 1, digests
 
 
 # --- mixed and erased samples ---------------------------------------------------------------------

@@ -366,6 +366,9 @@ def test_delayed_nesterov_is_torch_s_on_the_mean(count: int, decay: float) -> No
 class Keeping(nn.Module):
     """Keeps what learners must not add up: a variance, a range from infinity, a place, bytes."""
 
+    low: Tensor
+    place: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm1d(2, momentum=None)
@@ -401,7 +404,7 @@ def test_statistics_of_many_learners_are_some_that_one_could_have(
         f"solver.base_lr=0.01 run.tensorboard=False run.folder={tmp_path / 'run'}"
     )
     result = firecaffe.train(recipe, model=Keeping, train_set=data, test_set=data)
-    kept = firecaffe.load(result.folder, model=Keeping)
+    kept: Any = firecaffe.load(result.folder, model=Keeping)
     variance = features.var(0)
     assert torch.all((kept.norm.running_var > 0) & (kept.norm.running_var < 2 * variance))
     assert features.min() <= kept.low < 1.2
