@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import FOLD
+from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.between import Boundary
@@ -188,8 +189,17 @@ class SplitPlan:
 
 
 def exchange_for(rows: Sequence[Forecast], workers: int) -> str:
-    """The fastest planned exchange that works among any ranks; tree if none was planned."""
-    planned = [row for row in rows if row.workers == workers and row.exchange in ALGORITHMS]
+    """The fastest planned exchange that works among any ranks; tree if none was planned.
+
+    Rows of codecs do not count: they name a tree, and are as fast as their codec.
+    """
+    planned = [
+        row
+        for row in rows
+        if row.workers == workers
+        and row.exchange in ALGORITHMS
+        and row.compressor == NO_COMPRESSOR
+    ]
     return min(planned, key=lambda row: row.step_s).exchange if planned else "tree"
 
 

@@ -127,6 +127,17 @@ def test_equal_ways_are_not_called_faster_and_slower(tmp_path: Path) -> None:
     assert "is as fast." in found["advice"]
 
 
+def test_ways_are_planned_with_the_fastest_exchange_of_float32() -> None:
+    """Codecs are faster on this link, and no way to share a network sends with one."""
+    words = [*ALEXNET, "--cluster", "ethernet-1g", "--workers", "8", *BATCH_OF_32]
+    (found,) = planned(*words, "--compressors", "all", "--ways", "data")
+    rows = [row for row in found["rows"] if row["exchange"] != "native"]
+    uncoded = min(row["step_s"] for row in rows if row["compressor"] == "none")
+    assert min(row["step_s"] for row in rows) < uncoded
+    (by_data,) = found["parallel"]["plans"]
+    assert by_data["step_s"] == pytest.approx(uncoded)
+
+
 def test_what_is_written_is_said(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     _, out, _ = plan(str(RECIPE), "--workers", "1,2", "--html", str(page))
