@@ -21,7 +21,7 @@ from firecaffe.planner.compute_time import doubts_of
 from firecaffe.planner.epochs_law import BatchPoint, EpochsLaw
 from firecaffe.planner.forecast import Forecast, by_workers, fastest, is_own
 from firecaffe.planner.memory import remedy
-from firecaffe.planner.modes import PlannedMode, hidden_s, modes_of
+from firecaffe.planner.modes import PlannedMode, hidden_s, modes_of, slowed_s
 from firecaffe.planner.published_trainings import contradictions, epochs_law_of
 from firecaffe.planner.workload import Workload
 from firecaffe.resume_advice import option
@@ -31,6 +31,10 @@ from firecaffe.user_code import shown
 from firecaffe.value_checks import count_of
 
 MODE_HEADERS = ("step", "samples/s", "gain", "staleness", "given up", "idle", "MB a step")
+
+
+LEAST_SLOWED = 0.01
+"""The least share of a step by which backward is slowed down that is said."""
 
 
 class Modes:
@@ -43,6 +47,7 @@ class Modes:
         self.synchrony = synchrony
         self.rows: list[PlannedMode] = modes_of(work, cluster, self.row, synchrony)
         self._hidden_s = hidden_s(work, cluster)
+        self._slowed_s = slowed_s(work, cluster, self.row)
 
     @property
     def notes(self) -> list[str]:
@@ -93,9 +98,12 @@ class Modes:
         saved_s = self.row.exchange_s * (1 - 1 / self.synchrony.local_steps)
         pays = "more than" if saved_s > self._hidden_s else "less than"
         if self.row.workers > 1:
+            is_slowed = self._slowed_s > LEAST_SLOWED * self.row.step_s
             said.append(
                 f"Local steps save {saved_s * 1e3:.3g} ms of exchange a step, {pays} the "
-                f"{self._hidden_s * 1e3:.3g} ms of backward that can hide it."
+                f"{self._hidden_s * 1e3:.3g} ms of backward that can hide it"
+                + f", which it slows down by {self._slowed_s * 1e3:.3g} ms." * is_slowed
+                + "." * (not is_slowed)
             )
         return " ".join(said)
 

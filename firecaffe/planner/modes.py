@@ -23,6 +23,7 @@ from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import Forecast, errors_of
 from firecaffe.planner.server_costs import PlannedKeeper, ServedClock, planned_keeper
 from firecaffe.planner.simulate import Network
+from firecaffe.planner.step_cost import StepCost
 from firecaffe.planner.workload import Workload
 from firecaffe.synchrony.clock import Seconds, seconds_of
 from firecaffe.synchrony.config import (
@@ -138,6 +139,11 @@ def hidden_s(workload: Workload, cluster: Cluster) -> float:
     return sum(micro_batch(workload, cluster.device, workload.micro_batch_size).backward_s)
 
 
+def slowed_s(workload: Workload, cluster: Cluster, row: Forecast) -> float:
+    """Seconds by which the exchange of each step slows backward down; `row` is of the step."""
+    return StepCost(workload, cluster, row.exchange, row.compressor).step(row.workers).slowed_s
+
+
 class _Workers:
     def __init__(
         self,
@@ -153,11 +159,12 @@ class _Workers:
         cluster = on_cores(cluster, row.workers, workload.threads)
         self.workload, self.row, self.size = workload, row, row.workers
         self.leaves = workload.num_micro_batches
-        device = cluster.device
+        self.device = device = cluster.device
         own_s = micro_batch(workload, device, workload.micro_batch_size).compute_s
         self.leaf_s = compute * (own_s + data_s(workload, device))
         self.update_s = compute * update_s(workload, device)
         self.exchange_s = exchange * row.exchange_s
+        self.slowed_s = slowed_s(workload, cluster, row)
         if config.speeds == "constant" and device.jitter > 0:
             config = replace(config, speeds="gamma", spread=device.jitter)
         self.words = replace(config, clock="real")
@@ -222,19 +229,28 @@ class _Workers:
         self, described: str, shares: Shares, base: PlannedMode | None = None
     ) -> PlannedMode:
         slowest_s, computed_s = self._rounds(shares, 1)
+        slowest_s, computed_s = slowest_s + self.slowed_s, computed_s + self.slowed_s
         step_s = slowest_s + self.row.exposed_communication_s + self.row.update_s
         return self._mode(
             EVERY_STEP, described, base, step_s, computed_s, self._gradient_bytes(self.leaves)
         )
 
     def _local(self, base: PlannedMode | None = None) -> PlannedMode:
-        """Each average waits for its slowest worker, and for what overlap_steps do not hide."""
+        """Each average waits for its slowest worker, and for what overlap_steps do not hide.
+
+        These take longer by the device's slow-down while the average is under way.
+        """
         steps, overlap = self.words.local_steps, self.words.overlap_steps
         fragments = self.words.fragments
         slowest_s, computed_s = self._rounds(self._hosted(), max(1, steps // fragments))
         own_s = slowest_s + self.update_s * ceil(self.words.replicas / self.size)
         shares = fragment_shares(self.workload, self.words)
-        waits_s = sum(max(0.0, share * self.exchange_s - overlap * own_s) for share in shares)
+        slowdown = self.device.exchange_slowdown
+        beside_s = [min(s * self.exchange_s, overlap * own_s * (1 + slowdown)) for s in shares]
+        waits_s = self.exchange_s - sum(beside_s)
+        slowed_s = sum(beside_s) * slowdown / (1 + slowdown) / steps
+        computed_s += slowed_s
+        own_s += slowed_s
         described = f"local, H = {steps}" + f", {fragments} fragments" * (fragments > 1)
         described += f", {overlap} steps beside" * bool(overlap)
         sent = self._gradient_bytes(self.words.replicas) / steps

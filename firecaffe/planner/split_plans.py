@@ -196,9 +196,7 @@ def exchange_for(rows: Sequence[Forecast], workers: int) -> str:
     planned = [
         row
         for row in rows
-        if row.workers == workers
-        and row.exchange in ALGORITHMS
-        and row.compressor == NO_COMPRESSOR
+        if row.workers == workers and row.exchange in ALGORITHMS and row.compressor == NO_COMPRESSOR
     ]
     return min(planned, key=lambda row: row.step_s).exchange if planned else "tree"
 

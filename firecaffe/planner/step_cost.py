@@ -58,6 +58,8 @@ class Step:
     update_s: float
     exchange_s: float
     """The exchange of all buckets, hidden or not."""
+    slowed_s: float = 0.0
+    """The part of compute_s by which exchanges slow backward down."""
 
     @property
     def step_s(self) -> float:
@@ -152,12 +154,14 @@ class StepCost:
         update = update_of(work, world_size)
         gather_s = by.exchange * update.back_s(work, Network(self.cluster.links, world_size))
         updated = update.updated_bytes(work, world_size) / max(1, work.parameter_bytes)
+        slowest = slowest_of(world_size, by.jitter * device.jitter, share)
         step = Step(
-            compute_s=own_s * slowest_of(world_size, by.jitter * device.jitter, share),
+            compute_s=own_s * slowest,
             data_s=by.compute * share * data_s(work, device),
             exposed_communication_s=exposed_s + gather_s,
             update_s=by.compute * update_s(work, device, updated),
             exchange_s=sum(taken_s) + gather_s,
+            slowed_s=(beside_s - backward_s) * slowest,
         )
         waits_s = storage_s(work, self.cluster, world_size, step.step_s, by.read)
         return replace(step, data_s=step.data_s + waits_s)

@@ -138,6 +138,18 @@ def test_ways_are_planned_with_the_fastest_exchange_of_float32() -> None:
     assert by_data["step_s"] == pytest.approx(uncoded)
 
 
+def test_modes_begin_with_the_step_of_the_table() -> None:
+    """On Ethernet exchanges slow backward down, by a fifth of the step of 32 workers."""
+    words = ["--model", "resnet50", "--cluster", "ethernet-10g", "--workers", "32"]
+    (found,) = planned(*words, "--modes")
+    least = min(row["step_s"] for row in found["rows"] if row["exchange"] != "native")
+    assert found["modes"][0]["step_s"] == pytest.approx(least, rel=0.02)
+    _, out, _ = plan(*words, "--modes")
+    slowed = re.search(r"slows down by ([\d.]+) ms", " ".join(out.split()))
+    assert slowed is not None
+    assert float(slowed[1]) > 0.1 * 1e3 * least
+
+
 def test_what_is_written_is_said(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     _, out, _ = plan(str(RECIPE), "--workers", "1,2", "--html", str(page))

@@ -247,6 +247,23 @@ def test_fragments_make_workers_wait_for_each_other_more_often() -> None:
     assert rarely["local, H = 8"].step_s < 0.9 * every_step_s
 
 
+def test_computing_beside_an_exchange_is_slowed_down_in_modes_too() -> None:
+    """By a half as much again: every_step is the forecast's, and local steps beside an average
+    compute two thirds of what they would while it is under way.
+    """
+    on = cluster(1e8)
+    config: dict[str, Any] = {"local_steps": 8, "replicas": 4}
+    on = replace(on, device=replace(on.device, exchange_slowdown=0.5))
+    unslowed = modes(32, cluster(1e8), **config)
+    slowed = modes(32, on, **config)
+    row = forecast(work(32), on, 4, "tree")
+    assert slowed["every_step"].step_s == pytest.approx(row.step_s, rel=0.01)
+    assert slowed["local, H = 8"].step_s == unslowed["local, H = 8"].step_s  # nothing is beside it
+    name, config = "local, H = 8, 2 steps beside", {**config, "overlap_steps": 2}
+    added_s = modes(32, on, **config)[name].step_s - modes(32, cluster(1e8), **config)[name].step_s
+    assert added_s == pytest.approx(row.exchange_s / 3 / 8, rel=0.01)
+
+
 def test_alternatives_are_of_workers_that_were_measured() -> None:
     """One of four takes twice as long: as above, but by seconds that are given."""
     made, on = work(56), cluster()
