@@ -20,6 +20,7 @@ from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.models.kernel import CONVOLUTIONS, DEPTHWISE, ELEMENTWISE, MULTIPLIES, NORM, Kernel
 from firecaffe.planner.cluster import Device, MeasuredStep
 from firecaffe.planner.library_rates import HALF, Rates, rates_of
+from firecaffe.planner.precision import STANDS_FOR
 from firecaffe.planner.workload import LayerWork, Workload
 
 BACKWARD_CALLS = 2
@@ -202,6 +203,5 @@ def _rates(precision: str, device: Device) -> tuple[float, float]:
 
 
 def _peak(precision: str, peaks: Mapping[str, float]) -> float | None:
-    """Find a peak; that of one half precision stands for the other's."""
-    other = {"bfloat16": "float16", "float16": "bfloat16"}.get(precision, precision)
-    return peaks.get(precision) or peaks.get(other)
+    """Find a peak; see `STANDS_FOR`."""
+    return peaks.get(precision) or peaks.get(STANDS_FOR.get(precision, precision))

@@ -15,6 +15,10 @@ if TYPE_CHECKING:  # it loads torch, and the command line lists the words alone
 PRECISIONS = {"fp32": "float32", "tf32": "tf32", "fp16": "float16", "bf16": "bfloat16"}
 """The dtype in which matrices are multiplied, by word."""
 FLOAT32, TF32 = "float32", "tf32"
+STANDS_FOR = {"float16": "bfloat16"}
+"""The dtype whose peak is taken if a file has none of this one. Devices with bfloat16 have float16
+at the same rate; those before Ampere have float16 alone, so it does not stand for bfloat16.
+"""
 
 
 def in_precision(work: "Workload", word: str, channels_last: bool = False) -> "Workload":
@@ -36,11 +40,9 @@ def check_precision(word: str, clusters: Sequence[Cluster], named: str = "") -> 
     if word not in ("", *PRECISIONS):
         raise RecipeError(f"{named} is {shown(word)}; it must be one of {', '.join(PRECISIONS)}")
     dtype = PRECISIONS.get(word, FLOAT32)
-    half = ("float16", "bfloat16")
-    wanted = half if dtype in half else (dtype,)
     for cluster in clusters:
         peaks = cluster.device.peak_flops
-        if not any(name in peaks for name in wanted):
+        if dtype not in peaks and STANDS_FOR.get(dtype) not in peaks:
             raise RecipeError(
                 f"{named} is {word}, but {cluster.name}'s device has no {dtype}; "
                 f"its file (device.peak_flops) has {', '.join(peaks)}"
