@@ -230,19 +230,33 @@ class Gain:
 
 
 def gain_of(work: Workload, other: On, over: On) -> Gain:
-    """Compare `other` with `over`, on clusters of the same device."""
+    """Compare `other` with `over`, on clusters of the same device.
+
+    Computing, jitter and slow-down are each off to any side, but to the same one in both.
+    """
     costs = [StepCost(work, on, row.exchange, row.compressor) for on, row in (other, over)]
     workers = [row.workers for _, row in (other, over)]
     errors = [errors_of(work, on, row.workers, row.compressor) for on, row in (other, over)]
     is_same_link = other[0].links == over[0].links and errors[0] == errors[1]
+    device = over[0].device
+    jitters, slowdowns = _sides(device.jitter_error), _sides(device.slowdown_error)
     gains = []
-    for side, one, two in product((-1, 1), repeat=3):
-        signs = (one, one) if is_same_link else (one, two)
-        step_s, over_s = (
-            cost.step(count, Scales(1 + side * compute, 1 + sign * exchange)).step_s
-            for cost, count, (compute, exchange), sign in zip(
-                costs, workers, errors, signs, strict=True
-            )
+    for side, jitter, slowdown in product((-1, 1), jitters, slowdowns):
+        of_other, of_over = (
+            [
+                cost.step(
+                    count,
+                    Scales(1 + side * compute, 1 + sign * exchange, 1.0, jitter, slowdown),
+                ).step_s
+                for sign in (-1, 1)
+            ]
+            for cost, count, (compute, exchange) in zip(costs, workers, errors, strict=True)
         )
-        gains.append(over_s / step_s - 1)
+        pairs = zip(of_other, of_over, strict=True) if is_same_link else product(of_other, of_over)
+        gains += [over_s / step_s - 1 for step_s, over_s in pairs]
     return Gain(over[1].step_s / other[1].step_s - 1, min(gains), max(gains))
+
+
+def _sides(error: float) -> tuple[float, ...]:
+    """Return the factors of a figure that may be off by a factor of 1 + error."""
+    return (1 / (1 + error), 1 + error) if error else (1.0,)

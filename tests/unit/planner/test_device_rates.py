@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,28 @@ def test_what_computes_alone_is_equally_fast_at_every_link() -> None:
     assert both.low < both.middle < both.high
     slow_s, fast_s = (forecast(work, on, 8, "tree").step_s for on in (slow, fast))
     assert both.middle == pytest.approx(slow_s / fast_s - 1)
+
+
+def test_the_band_of_a_speedup_has_the_scatter_and_the_slow_down_of_workers() -> None:
+    """With all else exact, its ends are forecasts on devices that scatter and slow down so."""
+    work = workload_of_model(ModelConfig("lenet"), None, 64, 8)
+    (usual,) = offers("a100", [10])
+    link = replace(usual.links[0], error=0.0)
+
+    def on(scatter: float, slowdown: float) -> Cluster:
+        device = usual.device
+        jitter, slowed = scatter * device.jitter, slowdown * device.exchange_slowdown
+        device = replace(device, error=0.0, jitter=jitter, exchange_slowdown=slowed)
+        return replace(usual, device=device, links=(link,))
+
+    speedups = [
+        forecast(work, cluster, 8, "ring").speedup
+        for cluster in (on(*pair) for pair in product((0.5, 2), (1 / 3, 3)))
+    ]
+    device = replace(on(1, 1).device, jitter_error=1.0, slowdown_error=2.0)
+    cluster = replace(usual, device=device, links=(link,))
+    found = gain_of(work, *((cluster, forecast(work, cluster, n, "ring")) for n in (8, 1)))
+    assert (1 + found.low, 1 + found.high) == pytest.approx((min(speedups), max(speedups)))
 
 
 RESNET50 = workload_of_model(ModelConfig("resnet50"), None, 64, 64)
