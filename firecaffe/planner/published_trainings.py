@@ -49,6 +49,8 @@ def contradictions(work: Workload, cluster: Cluster) -> list[str]:
 
 
 IMAGENET_IMAGES = 1_281_167
+CROPS = ((3, 224, 224), (3, 227, 227))
+"""Shapes of images of published trainings: 224 in papers, often 227 in the files of Caffe."""
 
 PUBLISHED = {
     "resnet50": law_of(
@@ -81,6 +83,12 @@ PUBLISHED = {
 
 
 def epochs_law_of(workload: Workload) -> EpochsLaw | None:
-    """Return the workload's law: the user's, or a published one for this network on ImageNet."""
+    """Return the workload's law: the user's, or a published one for this network on ImageNet.
+
+    A published law is of the network without arguments, and of its crops.
+    """
+    if workload.epochs_law is not None:
+        return workload.epochs_law
     is_imagenet = (workload.samples, workload.num_classes) == (IMAGENET_IMAGES, 1000)
-    return workload.epochs_law or (PUBLISHED.get(workload.model) if is_imagenet else None)
+    is_published = is_imagenet and getattr(workload.layout.inputs, "shape", None) in CROPS
+    return PUBLISHED.get(workload.model) if is_published else None

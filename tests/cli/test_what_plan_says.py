@@ -23,6 +23,23 @@ def test_a_larger_batch_is_advised_up_to_the_largest_useful_one() -> None:
         assert ("a global batch twice as large" in found["advice"]) is is_advised
 
 
+@pytest.mark.parametrize(
+    ("more", "is_known"),
+    [
+        ([], True),
+        (["--input", "3x224x224"], True),
+        (["--input", "3x64x64"], False),
+        (["--input", "3x227x227"], True),
+        (["--args", "{ num_classes = 10 }"], False),
+    ],
+)
+def test_published_epochs_are_of_the_published_network_and_images(
+    more: list[str], is_known: bool
+) -> None:
+    (found,) = planned("--model", "resnet50", "--cluster", "ethernet-1g", "--workers", "8", *more)
+    assert (found["rows"][0]["hours_to_accuracy"] is not None) is is_known
+
+
 def test_what_sums_at_odd_numbers_of_workers_is_said() -> None:
     _, out, _ = plan(*RESNET, "--links", "10", "--workers", "5,12")
     assert "With 5, 12 workers" in out
