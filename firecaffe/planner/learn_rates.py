@@ -25,7 +25,6 @@ as far as they tell of them: the largest posterior of a log-normal model, with i
 the bands.
 """
 
-from ast import literal_eval
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -107,7 +106,8 @@ class RatedTraining:
     def workload(self, row: RateRow) -> Workload:
         """Make the work of a row's step: a micro-batch on each device. Raises: RecipeError."""
         batch = self.batch_of(row)
-        work = _work(self.model, repr(sorted(self.args.items())), self.parameters, self.layers)
+        args = NetworkArgs(repr(sorted(self.args.items())), self.args)
+        work = _work(self.model, args, self.parameters, self.layers)
         return replace(
             in_precision(work, self.precision, self.channels_last),
             global_batch_size=row.devices * batch,
@@ -157,11 +157,19 @@ def _check(training: RatedTraining) -> None:
         find_schedule(training.exchange)  # raises ValueError for an unknown one
 
 
+@dataclass(frozen=True)
+class NetworkArgs:
+    """Arguments of a network. A cache compares them as text, as lists and tables have no hash."""
+
+    text: str
+    values: dict[str, Any] = field(compare=False)
+
+
 @lru_cache(maxsize=64)
-def _work(model: str, args: str, parameters: float, layers: int) -> Workload:
-    """Make the work of one sample. args: the network's, as text, which a cache can compare."""
+def _work(model: str, args: NetworkArgs, parameters: float, layers: int) -> Workload:
+    """Make the work of one sample."""
     if not parameters:
-        return workload_of_model(ModelConfig(model, dict(literal_eval(args))), None, 1, 1)
+        return workload_of_model(ModelConfig(model, args.values), None, 1, 1)
     mean = round(parameters / layers)
     layer = LayerWork(model, UNKNOWN_FLOPS, 0.0, 4.0 * mean, shapes=((mean,),))
     return Workload(

@@ -37,6 +37,16 @@ rows = [{ devices = 1, per_s = 219.0, fit = true }, { devices = 8, per_s = 1734.
 """
 
 
+@pytest.mark.parametrize("value", ["inf", "2026-01-01"])
+def test_arguments_of_a_network_may_be_any_value_of_toml(tmp_path: Path, value: str) -> None:
+    """It is the network that does not take them."""
+    path = tmp_path / "rates.toml"
+    path.write_text(f"{FILE}args = {{ a = {value} }}\n")
+    rates, cluster = load_rates(path)
+    with pytest.raises(RecipeError, match=r"called with .*a="):
+        priced_rows(cluster, rates.trainings)
+
+
 def figures(exchange: float, jitter_factor: float, jitter: float, *compute: float) -> Figures:
     return Figures(compute or (1.0, 1.0), (1.0,) * 2, (1.0,) * 3, exchange, jitter_factor, jitter)
 
