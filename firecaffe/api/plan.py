@@ -343,6 +343,8 @@ def _plan(name: str, of: Work, cluster: Cluster, asked: Asked) -> Plan:
     try:
         rows = forecasts(work, cluster, workers, asked.exchanges, asked.compressors)
     except ValueError as error:
+        if type(error) is not ValueError:  # numpy's are; that of an exchange is a plain one
+            raise
         raise RecipeError(f"{option('workers')}: {error}") from error
     shared = ways_named(asked.ways) if asked.ways else []
     is_shared = bool(shared) or own is not None

@@ -294,6 +294,8 @@ def does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> 
 
 
 LEAST_SCALE = 0.001
+MOST_BATCH = 1_000_000_000
+LEAST_EPOCHS, MOST_EPOCHS = 0.001, 1_000_000
 PAIR = re.compile(r"(\d+)=(\d+\.?\d*)")
 
 
@@ -319,12 +321,23 @@ def own_law(given: str | Mapping[int, float], noise_scale: float | None) -> Epoc
             f"{option('epochs')} is {shown(given)}; it must be batches and their epochs to your "
             "target accuracy, as 128=30,1024=36"
         )
+    wrong = next((pair for pair in pairs if pair and not _is_bounded(pair)), None)
+    if wrong is not None:
+        raise RecipeError(
+            f"{option('epochs')} has {shown(wrong[0])}; batches must be 1 to {MOST_BATCH:,}, and "
+            f"epochs {LEAST_EPOCHS:g} to {MOST_EPOCHS:,}"
+        )
     points = tuple(BatchPoint(int(pair[1]), float(pair[2])) for pair in pairs if pair)
     try:
         made = "your target accuracy", points, option("epochs")
         return EpochsLaw(*made, noise_scale=noise_scale)
     except RecipeError as error:
         raise RecipeError(f"{option('epochs')}: {error}") from None
+
+
+def _is_bounded(pair: re.Match[str]) -> bool:
+    batch, epochs = float(pair[1]), float(pair[2])
+    return 1 <= batch <= MOST_BATCH and LEAST_EPOCHS <= epochs <= MOST_EPOCHS
 
 
 def epochs_words(work: Workload, rows: Sequence[Forecast]) -> Iterator[str]:

@@ -84,7 +84,17 @@ def make_network(
     if config.name in MODELS:
         handed = {**counts_of(config.name, num_classes, in_channels)}
     known = {word: count for word, count in handed.items() if word and count is not None}
-    made = call(WORD, config.name, maker.function, {**known, **config.args})
+    try:
+        made = call(WORD, config.name, maker.function, {**known, **config.args})
+    except OwnCodeError as error:
+        if config.name not in MODELS or not config.args:
+            raise
+        words = ", ".join(f"{word}={shown(value)}" for word, value in config.args.items())
+        raised = str(error).partition(" raised ")[2]
+        raise RecipeError(
+            f"model.args of {config.name} are {words}, of which it cannot be made ({raised}); give "
+            "others"
+        ) from error
     network = check_made(f"{WORD} {config.name!r}", made)
     make_low_rank(network, config.low_rank)
     freeze(network, config.freeze)

@@ -27,6 +27,8 @@ from firecaffe.value_checks import count_of
 Array = NDArray[np.float64]
 
 BAND = 0.8
+MOST_WIDTH = 50.0
+"""The most of ln epochs, or of ln B_crit, by which a band's ends are off: it says nothing then."""
 REACH = 2.0
 """Times the smallest and the largest batch given: beyond, the law does not know."""
 REACH_BY_NOISE = 16.0
@@ -152,7 +154,7 @@ class EpochsLaw:
         tilt = np.array([1 / least, -1 / slope])  # ln B_crit is linear in the line, to first order
         excess, freedom = self._excess
         width = sqrt(excess * float(tilt @ np.linalg.solve(self._normal, tilt)))
-        times = exp(width * _student(freedom))
+        times = _times(width, freedom)
         return self.b_crit / times, self.b_crit * times
 
     def epochs_at(self, batch: int) -> Epochs:
@@ -169,7 +171,7 @@ class EpochsLaw:
     def band_at(self, batch: float) -> tuple[float, float, float]:
         """The epochs and their band of 80 %, at any batch: low, middle, high."""
         middle, width, freedom = self.predicted(batch)
-        times = exp(width * _student(freedom))
+        times = _times(width, freedom)
         return middle / times, middle, middle * times
 
     def predicted(self, batch: float) -> tuple[float, float, float]:
@@ -257,6 +259,11 @@ class EpochsLaw:
         off = float(minimize_scalar(lambda at: fitted(at)[1], bounds=bounds, method="bounded").x)
         least, _ = fitted(off)
         return least, least * exp(-off) / usual
+
+
+def _times(width: float, freedom: float) -> float:
+    """The factor by which the ends of a band are off."""
+    return exp(min(MOST_WIDTH, width * _student(freedom)))
 
 
 def _student(freedom: float) -> float:

@@ -156,6 +156,10 @@ def _workload(
     config: ModelConfig, layout: Layout, num_classes: int | None, base: Workload
 ) -> Workload:
     layers = layers_of(config, layout, num_classes)
+    if not any(layer.shapes for layer in layers.works):
+        raise RecipeError(
+            f"model.name {config.name!r} has no parameter to train; name a network that has some"
+        )
     return replace(
         base,
         layers=layers.works,

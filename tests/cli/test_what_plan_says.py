@@ -167,6 +167,33 @@ def test_modes_begin_with_the_step_of_the_table() -> None:
     assert float(slowed[1]) > 0.1 * 1e3 * least
 
 
+FEW = ["--model", "lenet", "--workers", "1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--model", "torch.nn:Flatten", "--input", "1x28x28", "--workers", "1,4"], "no parameter"),
+        ([*FEW, "--args", "{num_classes=-1}"], "num_classes=-1"),
+        ([*FEW, "--epochs", f"128={10**21},256=1"], f"128={10**21}"),
+        ([*FEW, "--epochs", "128=10,10000000000=1"], "10000000000=1"),
+    ],
+    ids=["no parameter", "argument", "epochs", "batch"],
+)
+def test_what_cannot_be_planned_gets_one_line(words: list[str], said: str) -> None:
+    code, _, err = plan(*words)
+    assert code == 2
+    (line,) = err.splitlines()
+    assert said in line
+    assert "--workers" not in line
+
+
+def test_epochs_that_no_line_goes_through_have_a_band_that_is_a_number() -> None:
+    (found,) = planned(*FEW, "--epochs", "1=1000,100000000=1", "--global-batch-size", "1024")
+    band = found["rows"][0]["epochs_to_accuracy"]
+    assert 0 < band["low"] < band["epochs"] < band["high"] < float("inf")
+
+
 def test_what_is_written_is_said(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     _, out, _ = plan(str(RECIPE), "--workers", "1,2", "--html", str(page))
