@@ -25,11 +25,13 @@ as far as they tell of them: the largest posterior of a log-normal model, with i
 the bands.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp, hypot, log, sqrt
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Annotated, Any
 
 import numpy as np
@@ -291,7 +293,7 @@ class Learned:
             jitter_error=exp(self._spread(*places)) - 1,
             exchange_slowdown=self.figures.slowdown,
             slowdown_error=exp(self._spread(-2)) - 1,
-            measured=tuple(self._measured(number) for number in numbers),
+            measured=merged([self._measured(number) for number in numbers]),
         )
         links = tuple(self._link(link, level) for level, link in enumerate(self.cluster.links))
         return replace(self.cluster, device=device, links=links)
@@ -317,6 +319,27 @@ class Learned:
             exchange_scale=self.figures.exchange(level),
             error=self._spread(2 * len(self.trainings) + level, -3),
         )
+
+
+def merged(steps: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
+    """Merge steps of one network, arithmetic and size, with a band that reaches to all of them."""
+    same: dict[tuple[str, str, bool, int], list[MeasuredStep]] = defaultdict(list)
+    for step in steps:
+        same[step.model, step.autocast, step.tf32, step.micro_batch_size].append(step)
+    return tuple(
+        replace(
+            of_case[0],
+            compute_s=geometric_mean(step.compute_s for step in of_case),
+            update_s=geometric_mean(step.update_s for step in of_case),
+            error=max(_half_apart(of_case), *(step.error for step in of_case)),
+        )
+        for of_case in same.values()
+    )
+
+
+def _half_apart(steps: Sequence[MeasuredStep]) -> float:
+    seconds = [step.compute_s for step in steps]
+    return sqrt(max(seconds) / min(seconds)) - 1
 
 
 def learn_rates(

@@ -37,6 +37,24 @@ rows = [{ devices = 1, per_s = 219.0, fit = true }, { devices = 8, per_s = 1734.
 """
 
 
+def test_two_trainings_of_one_step_are_merged_whatever_their_order() -> None:
+    """Rates of 110 and 220: the geometric mean, and a band that reaches to both."""
+    slow, fast = (
+        RatedTraining((RateRow(1, rate, fit=True),), 64, "resnet50") for rate in (110.0, 220.0)
+    )
+    for pair in ((slow, fast), (fast, slow)):
+        learned = learn_rates(DGX, pair)
+        (step,) = learned.whole().device.measured
+        apart = learned.figures.compute[0] / learned.figures.compute[1]
+        assert max(apart, 1 / apart) == pytest.approx(2, rel=0.05)
+        singles = [learned.cluster_of(number).device.measured[0] for number in (0, 1)]
+        assert step.compute_s**2 == pytest.approx(singles[0].compute_s * singles[1].compute_s)
+        ends = [(1 + sign * step.error) * step.compute_s for sign in (-1, 1)]
+        assert all(ends[0] < one.compute_s < 1.001 * ends[1] for one in singles)
+    alone = learn_rates(DGX, (slow, replace(fast, batch=32)))
+    assert len(alone.whole().device.measured) == 2
+
+
 @pytest.mark.parametrize("value", ["inf", "2026-01-01"])
 def test_arguments_of_a_network_may_be_any_value_of_toml(tmp_path: Path, value: str) -> None:
     """It is the network that does not take them."""
