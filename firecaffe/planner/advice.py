@@ -15,6 +15,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.forecast import (
+    LEAST_GOODPUT,
     Forecast,
     errors_of,
     exchanges_on,
@@ -113,8 +114,12 @@ def _change(
 
 def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
     """Say how many workers to use, what limits more of them, and what to change first."""
-    last = fastest(rows)[-1]
-    said = [_how_many(workload, cluster, rows), _what_limits(last)]
+    ending = [row for row in rows if row.goodput]
+    if not ending:
+        return _endless(cluster, rows)
+    endless = [row for row in rows if not row.goodput]
+    last, rows = fastest(ending)[-1], ending
+    said = [_how_many(workload, cluster, rows, endless), _what_limits(last)]
     said += _other_ways(workload, cluster, last, rows)
     helpful = changes(workload, cluster, last)
     if helpful:
@@ -132,7 +137,20 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
     return " ".join(said)
 
 
-def _how_many(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
+def _endless(cluster: Cluster, rows: Sequence[Forecast]) -> str:
+    """Say on how many workers failures do not let the training end."""
+    numbers = ", ".join(map(str, sorted({row.workers for row in rows})))
+    return (
+        f"With {numbers} workers on {cluster.name} the training does not end: "
+        f"{cluster.failures_per_node_hour:g} failures of a node an hour, of {cluster.restart_s:g} "
+        f"s each, leave less than {LEAST_GOODPUT:.1%} of the time (failures_per_node_hour, "
+        "restart_s); plan for fewer nodes, or correct the file."
+    )
+
+
+def _how_many(
+    workload: Workload, cluster: Cluster, rows: Sequence[Forecast], endless: Sequence[Forecast]
+) -> str:
     best = fastest(rows)
     useful, last = most_useful(rows), best[-1]
     speedup = next((row.speedup for row in best if row.workers == useful), 1.0)
@@ -143,6 +161,8 @@ def _how_many(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
     most = min(workload.num_micro_batches, cluster.most_devices or workload.num_micro_batches)
     if beyond:
         return f"{use}. Further ones bring less than half a worker each ({', '.join(beyond)})."
+    if endless:
+        return f"{use}. {_endless(cluster, endless)}"
     if last.workers < most:
         return f"{use}. More may still pay: plan for more."
     return f"{use}. No more than {most} workers can share this batch on this cluster."

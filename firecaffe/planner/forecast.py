@@ -51,6 +51,8 @@ def goodput(checkpoint_s: float, restart_s: float, interval_s: float, between_s:
     return interval_s / (between_s * exp(restart_s / between_s) * (exp(span) - 1))
 
 
+LEAST_GOODPUT = 0.001
+"""With a smaller share of time left by failures, a training is said not to end."""
 MOST_ERROR = 0.9
 LEAST_GAIN_OF_A_WORKER = 0.5
 """The share of one worker's rate that a further worker must add to be useful."""
@@ -83,6 +85,7 @@ class Forecast:
     fits: bool
     """Whether the counted memory suffices; memory_high_bytes may not fit."""
     goodput: float
+    """The share of time left by failures and checkpoints; 0 if the training does not end."""
     epochs_to_accuracy: Epochs | None
     hours: float | None
     hours_to_accuracy: float | None
@@ -291,7 +294,8 @@ def _goodput(cluster: Cluster, memory: dict[str, float], nodes: int) -> float:
     )
     cost_s = state / rate
     interval_s = best_interval_s(cost_s, between_s)
-    return goodput(cost_s, cluster.restart_s, interval_s, between_s)
+    kept = goodput(cost_s, cluster.restart_s, interval_s, between_s)
+    return kept if kept >= LEAST_GOODPUT else 0.0
 
 
 def _usd(cluster: Cluster, nodes: int, hours: float | None, kwh: float | None) -> float | None:

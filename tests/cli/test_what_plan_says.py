@@ -2,12 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.planner.published_scaling import FOLDER, forecast_rows
 from firecaffe.api.cluster_file import write_cluster
+from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.learn_rates import load_rates
 from tests.cli.test_plan import ALEXNET, BATCH_OF_32, RECIPE, plan, planned
 from tests.kit.data_sheets import data_sheet
@@ -192,6 +194,31 @@ def test_epochs_that_no_line_goes_through_have_a_band_that_is_a_number() -> None
     (found,) = planned(*FEW, "--epochs", "1=1000,100000000=1", "--global-batch-size", "1024")
     band = found["rows"][0]["epochs_to_accuracy"]
     assert 0 < band["low"] < band["epochs"] < band["high"] < float("inf")
+
+
+@pytest.mark.parametrize(
+    ("failures", "restart_s", "ending"),
+    [(0.001, 60, [1, 2]), (1e9, 60, []), (0.5, 1e6, []), (3.0, 6000, [1])],
+)
+def test_a_training_that_failures_do_not_let_end_is_not_advised(
+    tmp_path: Path, failures: float, restart_s: float, ending: list[int]
+) -> None:
+    """By Daly, exp(-restarts / time between failures) of the time is left: on two nodes the square
+    of one's, 0.7 % and 0.005 %.
+    """
+    path, cluster = tmp_path / "mine.toml", load_cluster("ethernet-10g")
+    write_cluster(
+        path, replace(cluster, failures_per_node_hour=failures, restart_s=float(restart_s))
+    )
+    recipe = RECIPE.with_name("nin_imagenet_b1024.toml")
+    words = [str(recipe), "--cluster", str(path), "--workers", "1,2"]
+    (found,) = planned(*words)
+    assert {row["workers"] for row in found["rows"] if row["hours"] is not None} == {*ending}
+    assert ("does not end" in found["advice"]) is (len(ending) < 2)
+    assert ("Use " in found["advice"]) is bool(ending)
+    assert ("Use 2 workers" in found["advice"]) is (2 in ending)
+    _, out, _ = plan(*words)
+    assert re.search(r"e\+\d+ days", out) is None
 
 
 def test_what_is_written_is_said(tmp_path: Path) -> None:
