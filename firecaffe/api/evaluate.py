@@ -11,6 +11,7 @@ from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import check_count
 from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.from_script import from_script
+from firecaffe.cluster.process_settings import alone_in_process
 from firecaffe.cluster.world import World, is_launched, join
 from firecaffe.data import Data, num_classes, open_test
 from firecaffe.files import finite
@@ -43,7 +44,7 @@ class EvaluatedRun:
 def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = False) -> EvaluatedRun:
     """Evaluate a run's network on the recipe's test data. All ranks call it and return the same."""
     check_named(where, recipe, NEEDED)
-    with arithmetic(recipe.train, world.device):
+    with alone_in_process("evaluate"), arithmetic(recipe.train, world.device):
         trained = load_run(where, best=best, recipe=recipe)
         data = open_test(recipe.data)
         task = task_of_run(trained.about, recipe, data)

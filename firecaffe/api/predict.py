@@ -15,6 +15,7 @@ from firecaffe.api.argument_checks import check_count, paths_of
 from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
+from firecaffe.cluster.process_settings import alone_in_process
 from firecaffe.cluster.world import World, join
 from firecaffe.data import open_test
 from firecaffe.errors import DataError, RecipeError
@@ -112,6 +113,7 @@ def predict(
     check_named(used.where, used.recipe, ("model",) if paths else ("model", "data"))
     exchange = used.recipe.exchange
     with (
+        alone_in_process("predict"),
         join(used.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world,
         arithmetic(used.recipe.train, world.device),
     ):

@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from typing import Any
 
+from firecaffe.errors import RecipeError
+
 # A scheduler signals the launcher and its ranks, and the launcher its ranks too. A shell passes on
 # the SIGHUP of its terminal, which sends another.
 SAME_S = 2.0
@@ -73,6 +75,28 @@ def variables_kept(*names: str) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+_TURN = threading.RLock()
+
+
+@contextmanager
+def alone_in_process(what: str) -> Iterator[None]:
+    """Let one thread at a time into such blocks, which change what all threads share.
+
+    That thread may enter again: a metric or a plug-in may evaluate within a training. what: the
+    call, for the message. Raises: RecipeError if another thread is in such a block.
+    """
+    if not _TURN.acquire(blocking=False):
+        raise RecipeError(
+            f"{what}: another thread of this process trains, evaluates or launches already, and "
+            "they would share random generators and variables; wait for it, or start this in a "
+            "process of its own"
+        )
+    try:
+        yield
+    finally:
+        _TURN.release()
 
 
 @contextmanager

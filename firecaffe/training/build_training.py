@@ -10,6 +10,7 @@ from typing import Any
 
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.links import links_of, star_of
+from firecaffe.cluster.process_settings import alone_in_process
 from firecaffe.cluster.world import World, join
 from firecaffe.data import Data
 from firecaffe.data.datasets import GIVEN
@@ -131,6 +132,7 @@ def train_parts(
     exchange = recipe.exchange
     shape = star_of if recipe.synchrony.goes_on_without_workers else links_of
     with (
+        alone_in_process("train"),
         join(recipe.train.device, exchange.timeout_s, exchange.silent_s, shape) as world,
         ExitStack() as resources,
         tell_faults(world) as teller,  # innermost: others hear of faults before anything waits

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from firecaffe.cluster.agree import digest
+from firecaffe.cluster.process_settings import alone_in_process
 from firecaffe.cluster.world import World
 from firecaffe.errors import NotIdenticalError, RunError
 from firecaffe.recipe.checked_recipe import CheckedRecipe
@@ -105,6 +106,7 @@ def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts)
     log = LogReader(folder / EVENTS) if recipe.synchrony.is_served else None
     recipe = replace(recipe, parallel=recipe.parallel.over(1, 1))
     with ExitStack() as resources:
+        resources.enter_context(alone_in_process("verify"))
         resources.enter_context(arithmetic(recipe.train, world.device))
         data = open_parts(recipe, parts)
         described = describe_training(recipe, data)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -232,3 +233,26 @@ def test_a_network_of_ours_with_own_data(tmp_path: Path) -> None:
     call(
         tmp_path, recipe=recipe_in(tmp_path / "run", words), model=None, train_set=own, test_set=own
     )
+
+
+def test_two_threads_do_not_train_at_once(tmp_path: Path) -> None:
+    """They would draw from the same generators. One thread may train within a training."""
+    done = call(tmp_path / "done")
+    failures: list[str] = []
+
+    def second() -> None:
+        with pytest.raises(RecipeError) as failure:
+            call(tmp_path / "second")
+        failures.append(str(failure.value))
+
+    def net() -> Net:
+        thread = Thread(target=second)
+        thread.start()
+        thread.join()
+        call(tmp_path / "nested")
+        return Net()
+
+    call(tmp_path / "first", model=net)
+    assert ["another thread" in failure for failure in failures] == [True]
+    assert not (tmp_path / "second").exists()
+    assert call(tmp_path / "after").weights_sha256 == done.weights_sha256
