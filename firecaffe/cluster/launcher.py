@@ -32,7 +32,11 @@ from firecaffe.cluster.hosts import (
     say,
 )
 from firecaffe.cluster.lost_ranks import fault_in
-from firecaffe.cluster.process_settings import handlers_kept, variables_kept
+from firecaffe.cluster.process_settings import (
+    alone_in_process,
+    handlers_kept,
+    variables_kept,
+)
 from firecaffe.cluster.rank_process import room_kept, wait_for_room
 from firecaffe.cluster.secret import SECRET, StrangerError, secret_of
 from firecaffe.cluster.world import FOLDER, LASTING, own_folder_key
@@ -92,6 +96,7 @@ def launch(
     secret = secret_of(hosts.secret_file, hosts.is_one)
     address = LOOPBACK if hosts.is_one else own_addresses(hosts.endpoint[0])[0]
     with (
+        alone_in_process("launch"),  # variables and loggers are the process's
         tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as folder,
         _environment(_variables_of_ranks(hosts, address, secret) | hand(for_ranks, Path(folder))),
         _silent(MEETING_LOGGER),

@@ -32,11 +32,13 @@ from firecaffe.cluster.launcher import (
     _Launch,
     _silent,
     _variables_of_ranks,
+    launch,
 )
+from firecaffe.cluster.process_settings import alone_in_process
 from firecaffe.cluster.rank_process import RankProcess
 from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import FOLDER
-from firecaffe.errors import LaunchError
+from firecaffe.errors import LaunchError, RecipeError
 
 SET = "FIRECAFFE_TEST_SET"
 
@@ -58,6 +60,17 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert not cleared
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # a caller's word for ranks is kept
     assert _variables_of_ranks(Hosts(1), LOOPBACK, b"a secret")["OMP_NUM_THREADS"] == "3"
+
+
+def test_one_thread_launches_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would give back each other's variables."""
+    before, begun = dict(os.environ), []
+    monkeypatch.setattr("firecaffe.cluster.launcher._Launch", begun.append)
+    with alone_in_process("launch"), ThreadPoolExecutor(1) as threads:
+        second = threads.submit(launch, ["train"], Hosts(1))
+        with pytest.raises(RecipeError, match="another thread"):
+            second.result()
+    assert (dict(os.environ), begun) == (before, [])
 
 
 def test_the_runs_folder_is_had_though_a_question_before_is_overdue() -> None:
