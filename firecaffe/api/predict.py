@@ -78,7 +78,7 @@ class Predicted(Answer):
 @from_script
 def predict(
     run: str | Path,
-    images: str | Path | Sequence[str | Path] = (),
+    images: str | Path | Sequence[str | Path] | None = None,
     *,
     best: bool = False,
     trust_code: bool = False,
@@ -92,7 +92,7 @@ def predict(
 
     Args:
         run: A run's folder, a checkpoint in it, or a .fcz file.
-        images: Images, .npy files of samples, and folders of them.
+        images: Images, .npy files of samples, and folders of them; None for the test samples.
         best: Take the best checkpoint, not the newest.
         trust_code: Run code that the folder or the file names.
         top: The number of classes of each image.
@@ -156,7 +156,14 @@ def _predict(
 
 
 def _paths(images: Any) -> list[str]:
-    return [str(path) for path in paths_of("images", images)]
+    if images is None:
+        return []
+    paths = [str(path) for path in paths_of("images", images)]
+    if not paths:
+        raise RecipeError(
+            "images is empty; expected a path, or several; leave it out for the run's test samples"
+        )
+    return paths
 
 
 def _row(prediction: Prediction, names: Sequence[str], top: int, masks: Path | None) -> Row:

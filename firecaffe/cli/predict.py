@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     options = typed.options
     answer = predict(
         typed.where,
-        typed.others,
+        typed.others or None,
         best=options.best,
         trust_code=options.trust_code,
         top=options.top,

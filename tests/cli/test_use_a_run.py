@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import firecaffe
 from firecaffe.cli import main
-from firecaffe.errors import DataError
+from firecaffe.errors import DataError, RecipeError
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
@@ -318,6 +318,14 @@ def test_in_python_images_that_all_fail_are_an_error(run: Path, tmp_path: Path) 
         (tmp_path / f"{name}.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"a\.png.*1 more"):
         firecaffe.predict(run, tmp_path)
+
+
+@pytest.mark.parametrize("images", [[], ()])
+def test_in_python_no_images_are_not_the_test_samples(run: Path, images: Any) -> None:
+    """A glob that finds nothing is a mistake."""
+    with pytest.raises(RecipeError, match="images is empty"):
+        firecaffe.predict(run, images)
+    assert len(firecaffe.predict(run).rows) == 10
 
 
 def test_export_writes_what_other_programs_read(
