@@ -60,16 +60,34 @@ def written_aside(path: Path) -> Iterator[Path]:
     The file is synced first. It is removed if the block fails. Raises OSError; before the block if
     `path` is a device or a pipe, which the rename would replace.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise OSError(errno.EINVAL, "is no regular file, and would be replaced", str(path))
-    aside = new_aside(path.with_name(f".partial.{path.name}"))
+    _check_regular(path)
+    aside = new_aside(_aside_of(path))
     try:
         yield aside
         sync_file(aside)
         os.replace(aside, path)
         sync_folder(path.parent)
+    except OSError as error:
+        if error.filename in (None, str(aside)):  # the user knows no other name than `path`
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         aside.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Try whether `written_aside` can begin. Raises OSError."""
+    _check_regular(path)
+    new_aside(_aside_of(path)).unlink()
+
+
+def _aside_of(path: Path) -> Path:
+    return path.with_name(f".partial.{path.name}")
+
+
+def _check_regular(path: Path) -> None:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "is no regular file, and would be replaced", str(path))
 
 
 def write_atomically(path: Path, text: str) -> None:

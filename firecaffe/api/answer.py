@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.files import written_aside
+from firecaffe.files import check_writable, written_aside
 from firecaffe.resume_advice import option
 
 UNCUT_WIDTH = 170
@@ -67,7 +67,7 @@ def check_target(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...
     """Check the output path `name`, typed after the option `word`, unless it is empty.
 
     Raises RecipeError if its ending is not one of `suffixes`; RunError if its folder does not
-    exist, or if the file exists and `overwrite` is false.
+    exist or takes no file, or if the file exists and `overwrite` is false.
     """
     if not name:
         return
@@ -78,6 +78,11 @@ def check_target(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...
         raise RunError(f"{word} {name}: there is no folder {path.parent}")
     if path.exists() and not overwrite:
         raise RunError(f"{word} {name}: exists already; {option('overwrite')} writes over it")
+    try:
+        check_writable(path)
+    except OSError as error:
+        why = error.strerror or error
+        raise RunError(f"{word} {name}: cannot be written ({why}); name another file") from error
 
 
 PAGE = '<pre tabindex="0" style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'

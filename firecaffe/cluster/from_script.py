@@ -1,12 +1,13 @@
 """A decorator for functions that scripts call: mistakes and errors are reported in one line."""
 
+import errno
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from firecaffe.cluster.handover import tell_uncaught
-from firecaffe.errors import RecipeError
+from firecaffe.errors import FirecaffeError, RecipeError, RunError
 from firecaffe.value_checks import did_you_mean
 
 Given = ParamSpec("Given")
@@ -27,9 +28,24 @@ def from_script(function: Callable[Given, Value]) -> Callable[Given, Value]:
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Value:
         tell_uncaught()
         bind(function.__name__, signature, args, kwargs)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except OSError as error:
+            if not _is_of_file(error):
+                raise
+            why = error.strerror or error
+            raise RunError(
+                f"{function.__name__}: {error.filename}: cannot be read or written ({why}); free "
+                "the disk, or name another place"
+            ) from error
 
     return call
+
+
+def _is_of_file(error: OSError) -> bool:
+    # A rank's own fault has its words already; memory that is full is no file's.
+    has_words = isinstance(error, FirecaffeError) or getattr(error, "fault", None) is not None
+    return bool(error.filename) and not has_words and error.errno != errno.ENOMEM
 
 
 def bind(

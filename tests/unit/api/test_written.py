@@ -1,13 +1,16 @@
 """What is there already is written over only if that is asked for, alike in every command."""
 
 import re
+from errno import ENOSPC, EROFS
 from pathlib import Path
 
 import pytest
 
 from firecaffe.api.answer import check_target
 from firecaffe.cli import main
+from firecaffe.cluster.from_script import from_script
 from firecaffe.errors import RecipeError, RunError
+from firecaffe.files import written_aside
 
 RECIPE = str(Path(__file__).parents[3] / "recipes" / "nin_small.toml")
 COMMANDS = {
@@ -46,3 +49,28 @@ def test_a_target_is_checked(tmp_path: Path) -> None:
         check_target("--plot", str(there), overwrite=True, suffixes=(".png", ".html"))
     with pytest.raises(RunError, match="there is no folder"):
         check_target("--write", str(tmp_path / "no" / "x.toml"), overwrite=True)
+
+
+@from_script
+def write(path: Path, errno: int) -> None:
+    with written_aside(path) as aside:
+        raise OSError(errno, "said", *([str(aside)] if errno == EROFS else []))
+
+
+def test_a_target_that_takes_no_file_is_named_before_the_work(tmp_path: Path) -> None:
+    target = tmp_path / ("long" * 62 + ".toml")  # a name of 253; that of the file aside is too long
+    with pytest.raises(RunError, match=re.escape(f"--write {target}: ")) as refusal:
+        check_target("--write", str(target), overwrite=False)
+    assert ".partial" not in str(refusal.value)
+    check_target("--write", str(tmp_path / "new.toml"), overwrite=False)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("errno", [ENOSPC, EROFS])
+def test_a_write_that_fails_is_an_error_of_ours(errno: int, tmp_path: Path) -> None:
+    """A full disk says no name; a file aside has one that the user does not know."""
+    target = tmp_path / "out.bin"
+    with pytest.raises(RunError, match=re.escape(str(target))) as refusal:
+        write(target, errno)
+    assert ".partial" not in str(refusal.value)
+    assert refusal.value.exit_code == 8
