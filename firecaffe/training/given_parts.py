@@ -216,5 +216,13 @@ def task_for(recipe: Recipe, loss: Loss | None, task: Task | None, dataset: Data
     """Return a training's task. Raises: RecipeError; OwnCodeError for a user's errors."""
     if task is not None:
         return task
+    if loss is not None and recipe.task == TaskConfig() and not _has_classes(dataset):
+        return Task(over_samples(loss))  # no accuracy of what are no classes
     named_task = task_of(recipe.task, getattr(dataset, "num_classes", None))
     return named_task if loss is None else replace(named_task, loss=over_samples(loss))
+
+
+def _has_classes(dataset: Dataset) -> bool:
+    targets = layout_of(dataset).targets
+    is_number = isinstance(targets, TensorLayout) and targets.shape == ()
+    return is_number and not (targets.dtype.is_floating_point or targets.dtype.is_complex)

@@ -256,3 +256,13 @@ def test_two_threads_do_not_train_at_once(tmp_path: Path) -> None:
     assert ["another thread" in failure for failure in failures] == [True]
     assert not (tmp_path / "second").exists()
     assert call(tmp_path / "after").weights_sha256 == done.weights_sha256
+
+
+def test_a_loss_alone_is_measured_alone_if_targets_are_no_classes(tmp_path: Path) -> None:
+    floats = IMAGES, (LABELS[:, None] > 0).float()
+    given = {"model": lambda: Net(1), "train_set": floats, "test_set": floats}
+    result = call(tmp_path / "floats", **given, loss=nn.BCEWithLogitsLoss())
+    assert result.metrics == {}
+    assert result.test_loss > 0
+    classes = call(tmp_path / "classes", loss=nn.CrossEntropyLoss())
+    assert "top1" in classes.metrics
