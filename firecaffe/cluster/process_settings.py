@@ -90,8 +90,8 @@ def alone_in_process(what: str) -> Iterator[None]:
     if not _TURN.acquire(blocking=False):
         raise RecipeError(
             f"{what}: another thread of this process trains, evaluates or launches already, and "
-            "they would share random generators and variables; wait for it, or start this in a "
-            "process of its own"
+            "they would share random generators and variables; wait for it, or start this in "
+            "another process"
         )
     try:
         yield

@@ -64,7 +64,7 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_one_thread_launches_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two would give back each other's variables."""
-    before, begun = dict(os.environ), []
+    before, begun = dict(os.environ), list[object]()
     monkeypatch.setattr("firecaffe.cluster.launcher._Launch", begun.append)
     with alone_in_process("launch"), ThreadPoolExecutor(1) as threads:
         second = threads.submit(launch, ["train"], Hosts(1))
