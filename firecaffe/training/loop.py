@@ -215,9 +215,16 @@ class _Loop:
             test = _evaluate(t, t.data.test, "test", last, records)
             t.saver.finish_together(t.world)
             test_of_best = None
-            if stopped_early and t.best.step < last and t.steps.ranks.have_weights:
-                tested = partial(_evaluated, t, t.data.test)
-                test_of_best = test_best(t.world, t.state, t.best, tested, records.say)
+            if stopped_early and t.best.step < last and t.best.checkpoint:
+                if t.steps.ranks.have_weights:
+                    tested = partial(_evaluated, t, t.data.test)
+                    test_of_best = test_best(t.world, t.state, t.best, tested, records.say)
+                else:
+                    records.say(
+                        f"the best weights, of step {t.best.step}, are not tested, for other "
+                        f"processes have the weights, too; firecaffe evaluate {t.folder} --best "
+                        "tests them"
+                    )
         if recipe.checkpoint.every or recipe.checkpoint.every_s:
             records.say(t.saver.costs.line)
         result = result_of(

@@ -26,6 +26,7 @@ from firecaffe.training.checkpoint import best_step, load_newest
 from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.given_parts import Parts
+from firecaffe.training.modes.mode import Together
 from firecaffe.training.verification import replay
 from tests.kit.data_photos import BLUE, GREEN, RED, draw
 from tests.kit.training import (
@@ -176,6 +177,13 @@ def test_after_an_early_stop_the_best_weights_are_tested_too(
     assert row["loss"] != result.test_loss
     last = fit_images(tmp_path / "without", None, f"{words} checkpoint.best=False", stop_after=2)
     assert (last.test_of_best, last.state_sha256) == (None, result.state_sha256)
+    # Where learners hold weights, a line says that it is left out.
+    capsys.readouterr()
+    monkeypatch.setattr(Together, "have_weights", False)
+    apart = fit_images(tmp_path / "apart", None, words, stop_after=2)
+    assert (apart.test_of_best, apart.state_sha256) == (None, result.state_sha256)
+    said = capsys.readouterr().out
+    assert f"evaluate {tmp_path / 'apart'} --best" in said
 
 
 def test_evaluate_says_which_weights_it_takes(tmp_path: Path, capsys: Capture) -> None:
