@@ -89,12 +89,30 @@ def _usual_modes(device: torch.device) -> Iterator[None]:
     with ExitStack() as before:
         before.enter_context(torch.inference_mode(False))
         before.enter_context(torch.enable_grad())
-        before.enter_context(torch.autocast(device.type, enabled=False))
+        before.enter_context(_outside_autocast(device.type))
         library: Any = torch.backends.mkldnn
         for operations in (library.matmul, library.conv, library.rnn):
             _keep(operations, "fp32_precision", before)
             operations.fp32_precision = "ieee"
         yield
+
+
+@contextmanager
+def _outside_autocast(device_type: str) -> Iterator[None]:
+    # Not by autocast(enabled=False): torch drops cast weights when the outermost block ends, so
+    # those of a step would serve all later ones.
+    was_enabled = torch.is_autocast_enabled(device_type)
+    depth = torch.autocast_increment_nesting() - 1
+    while torch.autocast_decrement_nesting():
+        pass
+    torch.clear_autocast_cache()
+    torch.set_autocast_enabled(device_type, False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device_type, was_enabled)
+        for _ in range(depth):
+            torch.autocast_increment_nesting()
 
 
 @contextmanager

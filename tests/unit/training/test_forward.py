@@ -143,8 +143,9 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-def test_the_modes_of_who_calls_a_training_change_no_bit(tmp_path: Path) -> None:
-    sizes = {"global_batch_size": 12, "micro_batch_size": 2, "steps": 1}
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+def test_the_modes_of_who_calls_a_training_change_no_bit(autocast: str, tmp_path: Path) -> None:
+    sizes = {"global_batch_size": 12, "micro_batch_size": 2, "steps": 3, "autocast": autocast}
     digests = {}
     for name, mode in {"": nullcontext, **MODES}.items():
         recipe = recipe_in(tmp_path / f"run {name}", train=sizes)
@@ -152,6 +153,20 @@ def test_the_modes_of_who_calls_a_training_change_no_bit(tmp_path: Path) -> None
             result = firecaffe.train(recipe, Everything, small_data(60), small_data(20, 1))
             digests[name] = result.weights_sha256
     assert len(set(digests.values())) == 1, digests
+
+
+@pytest.mark.parametrize("outer", [nullcontext, MODES["autocast"]])
+def test_cast_weights_end_with_their_micro_batch(
+    outer: Callable[[], AbstractContextManager[Any]],
+) -> None:
+    """Torch keeps them until the outermost block of autocast ends."""
+    weight, results = nn.Parameter(torch.ones(2, 2)), []
+    with outer(), arithmetic(TrainConfig(), torch.device("cpu")):
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                results.append(F.linear(torch.ones(1, 2), weight).sum().item())
+            weight.data.mul_(2)
+    assert results == [4, 8]
 
 
 # --- mixed and erased samples ---------------------------------------------------------------------
