@@ -52,7 +52,6 @@ STAGES = [
 
 SECTIONS = [
     ("Net", split("head", "neurons", 3), "parallel.parts is 3, which 2 workers cannot hold equal"),
-    ("Net", "model = 2", "parallel.model = 2 with no parallel.split"),
     (
         "Net",
         f"data = 2\n{split('head', 'neurons')}",
