@@ -98,12 +98,12 @@ class Modes:
         saved_s = self.row.exchange_s * (1 - 1 / self.synchrony.local_steps)
         pays = "more than" if saved_s > self._hidden_s else "less than"
         if self.row.workers > 1:
-            is_slowed = self._slowed_s > LEAST_SLOWED * self.row.step_s
+            slowed = ""
+            if self._slowed_s > LEAST_SLOWED * self.row.step_s:
+                slowed = f", which it slows down by {self._slowed_s * 1e3:.3g} ms"
             said.append(
                 f"Local steps save {saved_s * 1e3:.3g} ms of exchange a step, {pays} the "
-                f"{self._hidden_s * 1e3:.3g} ms of backward that can hide it"
-                + f", which it slows down by {self._slowed_s * 1e3:.3g} ms." * is_slowed
-                + "." * (not is_slowed)
+                f"{self._hidden_s * 1e3:.3g} ms of backward that can hide it{slowed}."
             )
         return " ".join(said)
 
