@@ -14,9 +14,9 @@ from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.idle_words import COUNTS_WITH, idle_words
 from firecaffe.recipe.recorded_recipe import RECIPE, read_sections
 from firecaffe.recipe.sections import Recipe, recipe_path
-from firecaffe.recipe.terms import COUNTS_WITH, idle_words
 
 
 def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namespace]:

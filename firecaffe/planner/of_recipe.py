@@ -34,7 +34,6 @@ from firecaffe.planner.workload import (
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe
-from firecaffe.synchrony.config import MEASURED
 from firecaffe.user_code import is_caffe, is_reference
 from firecaffe.value_checks import MOST_MICRO_BATCHES
 
@@ -101,7 +100,7 @@ def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
             shared_memory=recipe.exchange.shared_memory,
             exchange=recipe.exchange.algorithm,
             compressor=recipe.exchange.compressor,
-            any_shares=recipe.synchrony.shares == MEASURED,
+            any_shares=recipe.synchrony.measures_shares,
             compressor_level=recipe.exchange.compressor_level,
             update_at=recipe.exchange.update_at,
             has_whole_shards=recipe.updates_whole_layers,

@@ -12,7 +12,6 @@ from firecaffe.synchrony.config import (
     ASYNCHRONOUS,
     BACKUP,
     LOCAL,
-    MEASURED,
     SynchronyConfig,
     learners_that_do_not_fit,
 )
@@ -125,7 +124,7 @@ def _level(recipe: Recipe) -> str:
 def _whole_nodes(recipe: Recipe) -> str:
     """Measured shares consist of whole nodes of the encoded level."""
     level, leaves = recipe.exchange.level, recipe.train.num_micro_batches
-    if recipe.synchrony.shares != MEASURED or not leaves % (1 << level):
+    if not recipe.synchrony.measures_shares or not leaves % (1 << level):
         return ""
     return (
         f"exchange.compressor_level is {level} with synchrony.shares = measured: workers share out "

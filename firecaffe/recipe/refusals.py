@@ -11,19 +11,25 @@ from typing import Any
 from firecaffe.compression.config import GRADUAL, LAYER, MAGNITUDE
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK
-from firecaffe.recipe.refusals_of_modes import OF_REPLICAS, OF_SERVERS
+from firecaffe.recipe.idle_words import with_effect
 from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.terms import (
+    BY_SERVER,
     CAFFES_NET,
     CODEC,
+    CONSTRAINED,
+    FLOAT16,
     IN_REPLICAS,
     IN_SHARDS,
+    LOCKLESS,
     NOT_EVERY_STEP,
+    OF_MANY_LENGTHS,
     OUT_OF_ORDER,
     OWN_SOLVER,
     ROW,
     SHARDED_SERVER,
     SHARES,
+    SIMULATED,
     TRANSFORMS,
     Facts,
     Refusal,
@@ -35,7 +41,14 @@ from firecaffe.recipe.terms import (
     off,
     on,
 )
-from firecaffe.solvers.config import BY_LAYER, MAY_DECOUPLE, MAY_L1, OF_CAFFE
+from firecaffe.solvers.config import (
+    BY_LAYER,
+    DROPPING,
+    MAY_DECOUPLE,
+    MAY_L1,
+    OF_CAFFE,
+    OF_PLAIN_MOMENTUM,
+)
 
 _DATA = (
     Refusal(
@@ -60,6 +73,127 @@ _EXCHANGE = (
         (on("comm_hook"), any_of(NOT_EVERY_STEP, SHARES, IN_SHARDS, *ROW.terms, CODEC)),
         "a hook takes each worker's gradient of a step, whole and as it is, and gives all workers "
         "their sum",
+    ),
+)
+
+_SERVED = (
+    Refusal(
+        (FLOAT16, BY_SERVER),
+        "the loss scale changes while gradients are under way",
+        "use bfloat16",
+        "unwritten",
+    ),
+    Refusal(
+        (is_("exchange.compressor", OF_MANY_LENGTHS), BY_SERVER),
+        "a server takes gradients one by one, each in as many bytes",
+        "use one of float16, bfloat16, int8, one_bit, top_k",
+        "unwritten",
+    ),
+    Refusal(
+        (on("exchange.compressor_level"), CODEC, BY_SERVER),
+        "each micro-batch's gradient is encoded by itself",
+        "leave exchange.compressor_level out",
+    ),
+    Refusal(
+        (ROW, BY_SERVER),
+        "a server gives works to single workers, not to those that hold one model together",
+        kind="unwritten",
+    ),
+    Refusal(
+        (OWN_SOLVER, SHARDED_SERVER),
+        "an optimizer of your own may need what other ranks have",
+        "take one by name, or synchrony.server = first",
+    ),
+    Refusal(
+        (
+            is_("synchrony.server_momentum", "delayed_nesterov"),
+            any_of(
+                is_not("solver.type", *OF_PLAIN_MOMENTUM),
+                is_not("solver.momentum_form", "torch"),
+                is_not("solver.decay_form", "l2"),
+                is_("solver.momentum", 0),
+            ),
+        ),
+        "its formula is of sgd or nesterov, with a momentum, in momentum_form torch and "
+        "decay_form l2",
+    ),
+    Refusal(
+        (
+            any_of(
+                on("synchrony.server"),
+                on("synchrony.gradients_per_update"),
+                on("synchrony.staleness_rate"),
+                on("synchrony.compensate"),
+                on("synchrony.server_momentum"),
+                on("train.ema_decay"),
+                on("synchrony.in_flight"),
+                CODEC,
+                *CONSTRAINED.terms,
+            ),
+            LOCKLESS,
+        ),
+        "no server could do it: workers write to the same weights",
+        "leave it out, or take synchrony.lock = server",
+    ),
+    Refusal(
+        (is_not("solver.type", *OF_PLAIN_MOMENTUM), LOCKLESS),
+        "workers add to the same weights, and another rule's state is more than a sum",
+        f"take solver.type = {' or '.join(OF_PLAIN_MOMENTUM)}",
+    ),
+    Refusal(
+        (on("solver.momentum_correction"), LOCKLESS),
+        "it scales the momentum, which all workers share, by the rate of one worker's last update",
+        "leave it out, or take synchrony.lock = server",
+    ),
+    Refusal(
+        (any_of(is_("train.device", "cuda"), on("gpus")), LOCKLESS),
+        "weights are shared in the host's memory",
+        "use train.device = cpu",
+    ),
+    Refusal(
+        (any_of(on("hosts"), is_not("system", "linux")), LOCKLESS),
+        "all workers write to the same memory, of one host with Linux",
+        "use synchrony.lock = server",
+    ),
+    Refusal(
+        (on("workers"), SIMULATED),
+        "the simulated clock is one process, whose learners are synchrony.learners",
+        "use --nproc-per-node 1, or synchrony.clock = real",
+    ),
+    Refusal(
+        (is_("synchrony.speeds", "measured"), off("synchrony.speeds_from")),
+        "speeds = measured and the file of the timings come together",
+        "name the file, RUN/timings/rank-0.jsonl",
+    ),
+)
+
+_REPLICAS = (
+    Refusal(
+        (is_("synchrony.inner_momentum", "average"), on("synchrony.overlap_steps")),
+        "momentum has gone on when its average comes",
+        "use keep or zero",
+    ),
+    Refusal(
+        (
+            on("synchrony.warm_steps"),
+            any_of(on("synchrony.warm_epochs"), on("synchrony.warm_until_drop")),
+        ),
+        "one of them says when replicas part",
+        "leave the other out",
+    ),
+    Refusal(
+        (on("synchrony.warm_epochs"), on("synchrony.warm_until_drop")),
+        "one of them says when replicas part",
+        "leave the other out",
+    ),
+    Refusal(
+        (on("synchrony.warm_until_drop"), is_not("solver.lr_policy", *DROPPING)),
+        "the rate of this policy does not drop",
+        f"it counts with {' and '.join(DROPPING)}",
+    ),
+    Refusal(
+        (is_("parallel.scheme", ONE_WEIRD_TRICK), IN_REPLICAS),
+        "each worker of a row then has its own samples, while a replica is a whole row's",
     ),
 )
 
@@ -114,7 +248,7 @@ _CONSTRAINED = (
         "take prune.how = magnitude",
     ),
     Refusal(
-        (is_not("prune.scope", LAYER), is_not("prune.how", MAGNITUDE), *SHARDED_SERVER),
+        (is_not("prune.scope", LAYER), is_not("prune.how", MAGNITUDE), SHARDED_SERVER),
         "the weights to keep are chosen among all layers, which ranks share out",
         "take prune.scope = layer, or leave synchrony.server out",
     ),
@@ -182,8 +316,8 @@ REFUSALS = (
     *_TRAINING,
     *_DATA,
     *_EXCHANGE,
-    *OF_SERVERS,
-    *OF_REPLICAS,
+    *_SERVED,
+    *_REPLICAS,
     *_PARALLEL,
     *_SHARDS,
     *_CONSTRAINED,
@@ -195,18 +329,19 @@ OF_RANKS = tuple(row for row in REFUSALS if row.needs != "words")
 
 
 def refusals(facts: Facts, rows: Iterable[Refusal] = REFUSALS) -> Iterator[Refusal]:
+    """Yield the rows that refuse these facts, which are `terms.with_effect`."""
     return (row for row in rows if row.holds(facts))
 
 
 def check_together(recipe: Recipe, rows: Iterable[Refusal] = REFUSALS, **given: Any) -> None:
     """Check settings together, with what is `given` of `terms.GIVEN`. Raises: RecipeError."""
-    facts = facts_of(recipe, given)
+    facts = with_effect(facts_of(recipe, given))
     if row := next(refusals(facts, rows), None):
         raise RecipeError(row.line(facts))
 
 
 def is_refused(recipe: Recipe) -> bool:
-    return any(refusals(facts_of(recipe, {})))
+    return any(refusals(with_effect(facts_of(recipe, {}))))
 
 
 def num_combinations() -> int:

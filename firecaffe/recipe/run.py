@@ -21,7 +21,7 @@ from firecaffe.recipe.fits import check_data_fit, too_short
 from firecaffe.recipe.identity import identity
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.rate_policy import batch_scale, first_drop, learning_rate, momentum
-from firecaffe.synchrony.config import EVERY_STEP, LOCAL, MEASURED
+from firecaffe.synchrony.config import EVERY_STEP, LOCAL
 from firecaffe.synchrony.rounds import Rounds, plan_rounds
 from firecaffe.user_code import without_folder
 from firecaffe.value_checks import MOST_STEPS
@@ -129,7 +129,7 @@ class Run:
             codec="" if self.recipe.synchrony.is_served else exchange.codec,
             level=exchange.level,
             hook=self.hook,
-            any_shares=self.recipe.synchrony.shares == MEASURED,
+            any_shares=self.recipe.synchrony.measures_shares,
             to_owners=exchange.in_shards,
         )
 

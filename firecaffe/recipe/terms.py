@@ -1,8 +1,4 @@
-"""Conditions on a recipe's settings, as data: what is refused, and what has no effect.
-
-No setting is ignored in silence. One without effect is an error if it was typed. In a recipe's file
-it is reported, because an override may have made it idle.
-"""
+"""Conditions on a recipe's settings, as data, for what is refused and what has no effect."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,17 +12,13 @@ from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK
 from firecaffe.recipe.sections import Recipe
-from firecaffe.solvers.config import MAY_CYCLE
 from firecaffe.synchrony.config import (
-    ASYNCHRONOUS,
-    BACKUP,
     EVERY_STEP,
     LOCAL,
     MEASURED,
     NO_LOCK,
     SERVED,
     SHARDED,
-    STALE,
 )
 from firecaffe.user_code import is_caffe, is_reference
 
@@ -99,6 +91,10 @@ class Term:
             is_met = value in self.values or any(kind.holds(value) for kind in kinds)
         return is_met != self.is_negated
 
+    @property
+    def every(self) -> "tuple[Term, ...]":
+        return (self,)
+
     def said(self, facts: Facts) -> str:
         """The setting as it stands in a recipe; `text` is the condition for people."""
         if isinstance(self.values, Default) and not self.is_negated:
@@ -119,6 +115,10 @@ class Term:
 class AnyOf:
     terms: tuple[Term, ...]
 
+    @property
+    def every(self) -> tuple[Term, ...]:
+        return self.terms
+
     def holds(self, facts: Facts) -> bool:
         return any(term.holds(facts) for term in self.terms)
 
@@ -133,6 +133,10 @@ class AnyOf:
 @dataclass(frozen=True)
 class AllOf:
     conditions: tuple[Term | AnyOf, ...]
+
+    @property
+    def every(self) -> tuple[Term, ...]:
+        return tuple(term for condition in self.conditions for term in condition.every)
 
     def holds(self, facts: Facts) -> bool:
         return all(condition.holds(facts) for condition in self.conditions)
@@ -160,8 +164,8 @@ def terms_of(when: tuple[Condition, ...]) -> list[Term]:
     return list(dict.fromkeys(term for combination in combinations(when) for term in combination))
 
 
-def words_of(when: tuple[Condition, ...]) -> list[str]:
-    return list(dict.fromkeys(term.word for term in terms_of(when)))
+def words_of(when: tuple[Condition | AllOf, ...]) -> list[str]:
+    return list(dict.fromkeys(term.word for condition in when for term in condition.every))
 
 
 def is_(word: str, *values: Any) -> Term:
@@ -271,13 +275,12 @@ CODEC = on("exchange.compressor")
 FLOAT16 = is_("train.autocast", "float16")
 SHARES = is_("synchrony.shares", MEASURED)
 BY_SERVER = is_("synchrony.mode", *SERVED)
-LATE = is_("synchrony.mode", STALE, ASYNCHRONOUS)
 IN_REPLICAS = is_("synchrony.mode", LOCAL)
 NOT_EVERY_STEP = is_not("synchrony.mode", EVERY_STEP)
-SHARDED_SERVER = (is_("synchrony.server", SHARDED), BY_SERVER)
+SHARDED_SERVER = is_("synchrony.server", SHARDED)
 REAL_CLOCK = is_("synchrony.clock", "real")
-LOCKLESS = (is_("synchrony.lock", NO_LOCK), is_("synchrony.mode", ASYNCHRONOUS))
-SIMULATED = (is_("synchrony.clock", "simulated"), BY_SERVER)
+LOCKLESS = is_("synchrony.lock", NO_LOCK)
+SIMULATED = is_("synchrony.clock", "simulated")
 IN_SHARDS = is_("exchange.update_at", "shards")
 SPLIT = any_of(on("parallel.split"), is_("parallel.scheme", ONE_WEIRD_TRICK, AUTO))
 ROW = any_of(*SPLIT.terms, on("parallel.stages"))
@@ -288,108 +291,3 @@ OWN_SOLVER = is_("solver.type", OWN_CODE)
 
 def all_of(*conditions: Condition) -> AllOf:
     return AllOf(conditions)
-
-
-COUNTS_WITH: dict[str, Condition | AllOf] = {
-    "data.args": is_("data.name", OWN_CODE),
-    "task.args": is_not("task.name", CAFFES_NET),
-    "parallel.parts": SPLIT,
-    "parallel.model": ROW,
-    "prune.how": any_of(on("prune.keep"), on("prune.threshold")),
-    "solver.momentum_correction": all_of(
-        is_("solver.momentum_form", "caffe"), is_("solver.type", "sgd", "nesterov")
-    ),
-    "data.path": is_(
-        "data.name", "fashion-mnist", "mnist", "cifar10", "folder", "packed", CAFFES_NET
-    ),
-    "data.resize": is_("data.name", "folder", "packed"),
-    "data.decode_threads": is_("data.name", "folder", "packed", CAFFES_NET),
-    "data.on_error": is_("data.name", "folder", "packed"),
-    "data.exif": is_("data.name", "folder", "packed"),
-    "data.cache": is_("data.name", "packed"),
-    "data.cache_bytes": on("data.cache"),
-    "data.mirror": is_("data.augment", "caffe", "inception"),
-    "task.label_smoothing": is_("task.name", "classification", "segmentation"),
-    "task.class_weights": is_("task.name", "classification", "multilabel", "segmentation"),
-    "train.stop_after": on("train.eval_every"),
-    "train.ema_warmup": on("train.ema_decay"),
-    "checkpoint.best": on("train.eval_every"),
-    "solver.args": is_("solver.type", OWN_CODE),
-    "solver.gamma": is_("solver.lr_policy", "step", "exp", "inv", "multistep", "sigmoid"),
-    "solver.power": is_("solver.lr_policy", "inv", "poly"),
-    "solver.stepsize": is_("solver.lr_policy", "step", "sigmoid"),
-    "solver.stepvalue": is_("solver.lr_policy", "multistep"),
-    "solver.pct_start": is_("solver.lr_policy", "one_cycle"),
-    "solver.div_factor": is_("solver.lr_policy", "one_cycle"),
-    "solver.final_div_factor": is_("solver.lr_policy", "one_cycle"),
-    "solver.base_momentum": all_of(
-        is_("solver.lr_policy", "one_cycle"), is_("solver.type", *MAY_CYCLE)
-    ),
-    "solver.reference_batch_size": on("solver.scale"),
-    "solver.momentum": is_(
-        "solver.type", "sgd", "nesterov", "adadelta", "adam", "adamw", "lars", "lamb"
-    ),
-    "solver.momentum2": is_("solver.type", "adam", "adamw", "lamb"),
-    "solver.trust": is_("solver.type", "lars"),
-    "solver.rms_decay": is_("solver.type", "rmsprop"),
-    "solver.delta": is_("solver.type", "adagrad", "adadelta", "rmsprop", "adam", "adamw", "lamb"),
-    "solver.decay_form": on("solver.weight_decay"),
-    "solver.decay_mult": on("solver.weight_decay"),
-    "exchange.compressor_level": on("exchange.compressor"),
-    "synchrony.shares": is_("synchrony.mode", "every_step"),
-    "synchrony.in_flight": all_of(is_("synchrony.mode", *SERVED), REAL_CLOCK),
-    "synchrony.server": all_of(is_("synchrony.mode", *SERVED), REAL_CLOCK),
-    "synchrony.lock": all_of(is_("synchrony.mode", ASYNCHRONOUS), REAL_CLOCK),
-    "synchrony.learners": is_("synchrony.clock", "simulated"),
-    "synchrony.backup_workers": is_("synchrony.mode", BACKUP),
-    "synchrony.dropped": is_("synchrony.mode", BACKUP),
-    "synchrony.max_staleness": is_("synchrony.mode", STALE),
-    "synchrony.gradients_per_update": is_("synchrony.mode", ASYNCHRONOUS),
-    "synchrony.staleness_rate": is_("synchrony.mode", STALE, ASYNCHRONOUS),
-    "synchrony.compensate": is_("synchrony.mode", STALE, ASYNCHRONOUS),
-    "synchrony.server_momentum": is_("synchrony.mode", STALE, ASYNCHRONOUS),
-    "synchrony.warm_steps": is_("synchrony.mode", *SERVED, LOCAL),
-    "synchrony.clock": is_("synchrony.mode", *SERVED),
-    "synchrony.speeds": is_("synchrony.clock", "simulated"),
-    "synchrony.speeds_from": is_("synchrony.speeds", "measured"),
-    "synchrony.spread": is_("synchrony.speeds", "gamma"),
-    "synchrony.slow_factor": is_("synchrony.speeds", "one_slow"),
-    "synchrony.replicas": is_("synchrony.mode", LOCAL),
-    "synchrony.local_steps": is_("synchrony.mode", LOCAL),
-    "synchrony.growth_coefficient": is_("synchrony.mode", LOCAL),
-    "synchrony.warm_epochs": is_("synchrony.mode", LOCAL),
-    "synchrony.warm_until_drop": is_("synchrony.mode", LOCAL),
-    "synchrony.outer": is_("synchrony.mode", LOCAL),
-    "synchrony.outer_lr": is_("synchrony.outer", "slowmo", "nesterov"),
-    "synchrony.outer_momentum": is_("synchrony.outer", "slowmo", "nesterov"),
-    "synchrony.inner_momentum": is_("synchrony.mode", LOCAL),
-    "synchrony.overlap_steps": is_("synchrony.mode", LOCAL),
-    "synchrony.fragments": is_("synchrony.mode", LOCAL),
-    "synchrony.shares_every": is_("synchrony.shares", "measured"),
-    "prune.steps": is_("prune.how", "gradual", "surgery"),
-    "prune.every": is_("prune.how", "gradual", "surgery"),
-    "prune.scope": on("prune.keep"),
-    "share.start": on("share.bits"),
-    "share.train": on("share.bits"),
-    "share.gradient": on("share.bits"),
-}
-"""Settings, each with the condition on another one under which it has an effect."""
-
-
-def idle_words(recipe: Recipe) -> dict[str, str]:
-    """Return the settings that differ from their default without effect, each with the reason."""
-    facts = facts_of(recipe, {})
-    return {
-        word: _line(word, counts_with, facts)
-        for word, counts_with in COUNTS_WITH.items()
-        if facts[word] != DEFAULTS[word] and not counts_with.holds(facts)
-    }
-
-
-def _line(word: str, counts_with: Condition | AllOf, facts: Facts) -> str:
-    missed = counts_with.missed(facts) if isinstance(counts_with, AllOf) else counts_with
-    others = words_of((missed,))
-    said = " and ".join(f"{other} is {facts[other]!r}" for other in others)
-    line = f"{word} {facts[word]} has no effect: {said}"
-    described, other = missed.text, others[0]
-    return line if described == other else f"{line}; it counts with {described}"

@@ -146,6 +146,11 @@ class SynchronyConfig:
         return self.mode == ASYNCHRONOUS and self.lock == NO_LOCK and self.clock == "real"
 
     @property
+    def measures_shares(self) -> bool:
+        """Whether workers get unequal shares of a step, by measured times."""
+        return self.mode == EVERY_STEP and self.shares == MEASURED
+
+    @property
     def keeper(self) -> str:
         """Who keeps a server's weights: first, sharded, or none if nobody locks them."""
         if self.is_lockless:

@@ -17,9 +17,9 @@ from firecaffe.data import Data
 from firecaffe.errors import RunError
 from firecaffe.files import write_atomically, write_json
 from firecaffe.recipe.identity import to_toml, tuned_by
+from firecaffe.recipe.idle_words import idle_words
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.terms import idle_words
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.run_folder import (
     APART,

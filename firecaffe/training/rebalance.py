@@ -18,7 +18,6 @@ from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.exchange.leaves import Shares
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.worker_numbers import RankLayout, layout_of, rows_of
-from firecaffe.synchrony.config import MEASURED
 from firecaffe.synchrony.shares import next_shares
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.outcome import StepResult
@@ -162,7 +161,7 @@ def measured_shares(
     """Return shares that change if the recipe measures them and there are several rows."""
     synchrony = run.recipe.synchrony
     layout = layout_of(run.recipe.parallel, mesh.world.world_size)
-    if synchrony.shares != MEASURED or layout.data == 1:
+    if not synchrony.measures_shares or layout.data == 1:
         return FixedShares()
     full_step = run.recipe.train.global_batch_size
     at_first = synchrony.shares_every, run.shares, run.recipe.exchange.level

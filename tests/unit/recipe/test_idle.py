@@ -18,8 +18,9 @@ from firecaffe.cli.verify import make_parser as of_verify
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.idle_words import COUNTS_WITH, idle_words
 from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.terms import COUNTS_WITH, AllOf, idle_words, words_of
+from firecaffe.recipe.terms import AllOf, words_of
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.solvers.rate_policy import POLICIES, learning_rate
@@ -135,9 +136,32 @@ def test_words_beside_those_with_which_they_count(
     solver = "rmsprop" if "solver.type" in counts else "sgd"
     idle = recipe_with({"solver.type": solver, **words})
     check_recipe(idle)
-    (word,) = idle_words(idle)
-    assert word == next(iter(words))
+    assert next(iter(words)) in idle_words(idle)
+    assert idle_words(idle).keys() <= words.keys()
     assert not idle_words(recipe_with({**words, **counts}))
+
+
+@pytest.mark.parametrize(
+    ("text", "idle"),
+    [
+        ("synchrony.lock=none synchrony.clock=simulated train.ema_decay=0.9", "synchrony.lock"),
+        ("synchrony.server=sharded synchrony.clock=simulated solver.type=a:B", "synchrony.server"),
+        ("solver.decay_form=decoupled solver.type=adagrad", "solver.decay_form"),
+    ],
+)
+def test_a_word_without_effect_refuses_nothing(text: str, idle: str) -> None:
+    recipe = recipe_with(f"synchrony.mode=asynchronous {text}")
+    assert idle in idle_words(recipe)
+    check_recipe(recipe)
+
+
+def test_a_word_counts_only_beside_one_that_counts() -> None:
+    """A clock without a server is none, and so are the speeds of its learners."""
+    said = idle_words(recipe_with("synchrony.clock=simulated synchrony.speeds=gamma"))
+    assert said.keys() == {"synchrony.clock", "synchrony.speeds"}
+    assert "none either" in said["synchrony.speeds"]
+    local = "synchrony.mode=local synchrony.shares=measured train.global_batch_size=128"
+    assert idle_words(recipe_with(local)).keys() == {"synchrony.shares"}
 
 
 def test_words_of_masks_and_shared_values() -> None:

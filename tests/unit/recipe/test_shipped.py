@@ -11,8 +11,8 @@ from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.of_recipe import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.idle_words import idle_words
 from firecaffe.recipe.sections import recipe_path, shipped
-from firecaffe.recipe.terms import idle_words
 from firecaffe.solvers.optimizer import groups_of
 from firecaffe.solvers.rate_policy import learning_rate
 from tests.kit.models_pages import ROOT
