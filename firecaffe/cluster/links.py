@@ -25,6 +25,7 @@ from datetime import timedelta
 from typing import Self
 
 from torch._C._distributed_c10d import Store
+from torch.distributed import DistStoreError
 
 from firecaffe.cluster.addresses import (
     LOOPBACK,
@@ -45,6 +46,7 @@ from firecaffe.cluster.watch_message import (
     take_messages,
 )
 from firecaffe.errors import LaunchError
+from firecaffe.value_checks import some_of
 
 FAN_OUT = 2
 """Children of a rank in a tree. Three would save 2 of 9 hops at 512 hosts, for twice the links."""
@@ -120,6 +122,7 @@ TRY_S = 2.0
 
 LISTENERS = "firecaffe/listeners"
 """Keys in the store: LISTENERS/RANK has one rank's listener, LISTENERS all in rank order."""
+WAIT_TURN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -158,13 +161,13 @@ def connect_ranks(
 
     Return the host names and the sockets, by rank. The store belongs to these ranks only.
 
-    Raises: LaunchError about a rank that cannot be reached; RuntimeError of the store's if one is
-    missing.
+    Raises: LaunchError about a rank that cannot be reached, or does not come; RuntimeError of the
+    store's.
     """
     deadline = time.monotonic() + timeout_s
     with listen(one_host) as listener:
         described = Listener.of(listener, one_host)
-        listeners = _share(signed(store), described, rank, world_size, timedelta(seconds=timeout_s))
+        listeners = _share(signed(store), described, rank, world_size, deadline)
         hosts = host_names(listeners)
         linked = shape(rank, hosts).ranks
         sockets: dict[int, socket.socket] = {}
@@ -184,17 +187,33 @@ def connect_ranks(
 
 
 def _share(
-    store: Store, described: Listener, rank: int, world_size: int, timeout: timedelta
+    store: Store, described: Listener, rank: int, world_size: int, deadline: float
 ) -> list[Listener]:
     # Not over the process group, which would not end if a rank is lost before there is a watch.
     # Rank 0 puts all together, so that others read one key, not P.
     store.set(f"{LISTENERS}/{rank}", json.dumps(asdict(described)))
     if rank == 0:
         keys = [f"{LISTENERS}/{number}" for number in range(world_size)]
-        store.wait(keys, timeout)
+        if silent := _wait(store, keys, deadline):
+            ranks = some_of([key.rpartition("/")[2] for key in silent])
+            raise LaunchError(f"{world_size} ranks did not meet: no word from rank {ranks}")
         store.set(LISTENERS, json.dumps([json.loads(store.get(key)) for key in keys]))
-    store.wait([LISTENERS], timeout)
+    elif _wait(store, [LISTENERS], deadline):
+        raise LaunchError(f"{world_size} ranks did not meet: no word from rank 0")
     return [Listener(**row) for row in json.loads(store.get(LISTENERS))]
+
+
+def _wait(store: Store, keys: list[str], deadline: float) -> list[str]:
+    """Wait for keys until the deadline, in turns. Return those that the store does not have."""
+    while True:
+        left_s = max(deadline - time.monotonic(), 0.0)
+        try:
+            store.wait(keys, timedelta(seconds=min(WAIT_TURN_S, left_s) + 0.001))
+        except DistStoreError:
+            if left_s > 0:
+                continue
+            return [key for key in keys if not store.check([key])]
+        return []
 
 
 def host_names(listeners: Sequence[Listener]) -> list[str]:

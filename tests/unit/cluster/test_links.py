@@ -4,6 +4,7 @@ read; and the process beside a rank.
 
 import ctypes
 import os
+import re
 import select
 import signal
 import socket
@@ -17,9 +18,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torch._C._distributed_c10d import HashStore
 
 from firecaffe.cluster import pulse
-from firecaffe.cluster.links import MOST_UNSENT_BYTES, Links, Neighbour, links_of, most_links
+from firecaffe.cluster.links import (
+    MOST_UNSENT_BYTES,
+    Links,
+    Neighbour,
+    connect_ranks,
+    links_of,
+    most_links,
+)
 from firecaffe.cluster.pulse import is_stopped, write
 from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.verdict import BEATS
@@ -32,6 +41,7 @@ from firecaffe.cluster.watch_message import (
     pack,
     take_messages,
 )
+from firecaffe.errors import LaunchError
 
 PLACED = {
     "one host": lambda size: ["a"] * size,
@@ -40,6 +50,14 @@ PLACED = {
     "in turn": lambda size: [f"h{rank % 3}" for rank in range(size)],
     "uneven": lambda size: [f"h{rank.bit_length()}" for rank in range(size)],
 }
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    with pytest.raises(LaunchError) as raised:
+        connect_ranks(HashStore(), 0, 4, 0.2, one_host=True)
+    assert re.findall(r"[0-9]+", str(raised.value)) == ["4", "1", "2", "3"]
+    with pytest.raises(LaunchError):
+        connect_ranks(HashStore(), 1, 4, 0.2, one_host=True)
 
 
 def links(hosts: Sequence[str], fan_out: int) -> list[Links]:
