@@ -167,6 +167,10 @@ def _last_part(name: str) -> str:
     return name.rpartition(".")[2].lstrip("-").replace("-", "_")
 
 
+NO_ARGUMENTS = ("help", "json")
+"""Options that say how the command answers."""
+
+
 class Parser(ArgumentParser):
     """The options of a command. Its errors are RecipeErrors."""
 
@@ -204,7 +208,12 @@ class Parser(ArgumentParser):
         self.add("-h", "--help", action="help", help="show this help message and exit")
 
     def add(self, *names: Any, group: Any = None, **words: Any) -> None:
-        """Add an option like argparse's `add_argument`; its help shows an informative default."""
+        """Add an option like argparse's `add_argument`; its help shows an informative default.
+
+        An option without a type has that of its default, and without a default it is text.
+        """
+        if names[0].startswith("-") and not {"action", "choices", "nargs", "type"} & words.keys():
+            words["type"] = type(words.setdefault("default", ""))
         default = words.get("default")
         if not isinstance(default, bool) and default not in (None, "", []):
             words["help"] = f"{words.get('help', '')} (default: {default})"
@@ -247,6 +256,10 @@ class Parser(ArgumentParser):
         return super().parse_args(
             [_with_json(argument, lists) for argument in line.arguments], **more
         )
+
+    def arguments(self, options: Namespace) -> dict[str, Any]:
+        """Return the values of the command's own options: the arguments of its function."""
+        return {own.dest: options[own.dest] for own in self.own if own.dest not in NO_ARGUMENTS}
 
     def parse_path(self, path: Any, **more: Any) -> Namespace:
         """Parse a recipe's file, in which a path may not be UTF-8."""

@@ -47,23 +47,11 @@ def make_parser() -> Parser:
     parser = Parser("bench data", USAGE, ABOUT, notes=NOTES)
     add = parser.add
     add("path", type=str, help="a packed data set, a folder of images, or tar files")
-    add(
-        "--model-rate",
-        type=float,
-        default=0.0,
-        metavar="R",
-        help="images/s that a node's training needs",
-    )
-    add(
-        "--images",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="measure at most so many, drawn at random",
-    )
-    add("--threads", type=int, default=0, metavar="N", help="threads; 0: one for each core")
-    add("--resize", type=int, default=256, metavar="S", help="data.resize")
-    add("--crop", type=int, default=224, metavar="S", help="data.crop")
+    add("--model-rate", default=0.0, metavar="R", help="images/s that a node's training needs")
+    add("--images", default=1000, metavar="N", help="measure at most so many, drawn at random")
+    add("--threads", default=0, metavar="N", help="threads; 0: one for each core")
+    add("--resize", default=256, metavar="S", help="data.resize")
+    add("--crop", default=224, metavar="S", help="data.crop")
     add_cluster_file(parser, "the cluster file to write")
     add("--json", action="store_true", help="print JSON")
     return parser

@@ -66,7 +66,6 @@ def make_parser() -> Parser:
     )
     add(
         "--exchanges",
-        type=str,
         default="all",
         metavar="A,B",
         help=f"all, or some of {', '.join((*EXCHANGES, 'hierarchical(INNER,OUTER)'))}",
@@ -82,15 +81,14 @@ def make_parser() -> Parser:
     add(
         "-b",
         "--minbytes",
-        type=str,
         default="8",
         metavar=size,
         help="smallest size, in bytes; K, M and G are of 1024",
     )
-    add("-e", "--maxbytes", type=str, default="128M", metavar=size, help="largest size")
-    add("-f", "--stepfactor", type=int, default=2, metavar=count, help="factor from size to size")
-    add("-n", "--iters", type=int, default=7, metavar=count, help="repetitions that count")
-    add("--device", type=str, default="auto", help="auto, cpu or cuda")
+    add("-e", "--maxbytes", default="128M", metavar=size, help="largest size")
+    add("-f", "--stepfactor", default=2, metavar=count, help="factor from size to size")
+    add("-n", "--iters", default=7, metavar=count, help="repetitions that count")
+    add("--device", default="auto", help="auto, cpu or cuda")
     add(
         "--link",
         type=str,
@@ -106,11 +104,7 @@ def make_parser() -> Parser:
         help="ranks of one host add in shared memory, as in training",
     )
     add(
-        "--master-port",
-        type=int,
-        default=0,
-        metavar="PORT",
-        help="port at which ranks meet; 0: any free one",
+        "--master-port", default=0, metavar="PORT", help="port at which ranks meet; 0: any free one"
     )
     add("--json", action="store_true", help="print one JSON object, complete")
     return parser

@@ -52,19 +52,13 @@ def make_parser(has_recipe: bool = False) -> Parser:
         ),
     )
     add = parser.add
-    add(
-        "--sizes",
-        type=str,
-        default=DEFAULT_SIZES,
-        metavar="N,N",
-        help="micro-batch sizes to measure",
-    )
-    add("--seconds", type=float, default=2.0, metavar="S", help="least time for each size")
+    add("--sizes", default=DEFAULT_SIZES, metavar="N,N", help="micro-batch sizes to measure")
+    add("--seconds", default=2.0, metavar="S", help="least time for each size")
     add_cluster_file(parser, "the cluster file to write")
     add("--json", action="store_true", help="print JSON")
     if not has_recipe:
         add = parser.add_group("instead of a recipe")
-        add("--model", type=str, default="", metavar="NAME", help=NAME)
+        add("--model", metavar="NAME", help=NAME)
         network_words(add)
     return parser
 

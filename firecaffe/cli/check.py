@@ -1,7 +1,5 @@
 """`firecaffe check`: is this cluster what it should be, and what a plan needs to know of it."""
 
-from typing import Any
-
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.shared_options import NAME, network_words
 from firecaffe.cli.train import several_hosts
@@ -36,24 +34,20 @@ def make_parser(has_recipe: bool = False) -> Parser:
     """Make the parser. With `has_recipe`, it lacks the options that replace a recipe."""
     parser = Parser("check", USAGE, ABOUT, takes_recipe=True, notes=NOTES)
     add = parser.add
-    add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
-    add("--write", type=str, default="", metavar="FILE", help="the cluster file to write")
+    add("--nproc-per-node", default=1, metavar="N", help="ranks to start on this host")
+    add("--write", metavar="FILE", help="the cluster file to write")
     parser.add_overwrite()
-    add("--folder", type=str, default=".", help="folder whose file system is measured")
+    add("--folder", default=".", help="folder whose file system is measured")
     add(
-        "--master-port",
-        type=int,
-        default=0,
-        metavar="PORT",
-        help="port at which ranks meet; 0: any free one",
+        "--master-port", default=0, metavar="PORT", help="port at which ranks meet; 0: any free one"
     )
     add("--json", action="store_true", help="print JSON")
     several_hosts(parser, "check")
     if not has_recipe:
         add = parser.add_group("without a recipe")
-        add("--model", type=str, default="", metavar="NAME", help=NAME)
+        add("--model", metavar="NAME", help=NAME)
         network_words(add)
-        add("--device", type=str, default="auto", help="auto, cpu or cuda")
+        add("--device", default="auto", help="auto, cpu or cuda")
     return parser
 
 
@@ -64,27 +58,15 @@ def main(argv: list[str]) -> int:
     from firecaffe.cluster.world import is_launched
 
     recipe: Recipe | None = None
-    instead: dict[str, Any] = {}
-    if make_parser().read(argv).positionals:
-        recipe, options = parse_recipe(make_parser(has_recipe=True), argv)
+    parser = make_parser()
+    if parser.read(argv).positionals:
+        parser = make_parser(has_recipe=True)
+        recipe, options = parse_recipe(parser, argv)
     else:
-        options = make_parser().parse_args(argv)
-        instead = {name: options[name] for name in ("model", "args", "input", "device")}
+        options = parser.parse_args(argv)
     if is_launched(options.nnodes):
         check_launched(make_parser(), argv, options.nproc_per_node)
-    answer = check(
-        recipe,
-        nproc_per_node=options.nproc_per_node,
-        write=options.write,
-        overwrite=options.overwrite,
-        folder=options.folder,
-        master_port=options.master_port,
-        nnodes=options.nnodes,
-        rdzv_endpoint=options.rdzv_endpoint,
-        rdzv_id=options.rdzv_id,
-        secret_file=options.secret_file,
-        **instead,
-    )
+    answer = check(recipe, **parser.arguments(options))
     if answer is not None:
         show(answer, options.json)
     return 0

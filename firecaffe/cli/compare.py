@@ -28,19 +28,8 @@ def make_parser() -> Parser:
         notes=NOTES,
     )
     add = parser.add
-    add(
-        "runs",
-        nargs="+",
-        type=str,
-        help="run folders; the first is the baseline",
-    )
-    add(
-        "--baseline",
-        type=str,
-        default="",
-        metavar="RUN",
-        help="the baseline, if it is not the first",
-    )
+    add("runs", nargs="+", type=str, help="run folders; the first is the baseline")
+    add("--baseline", metavar="RUN", help="the baseline, if it is not the first")
     add("--by", choices=["run", "recipe"], default="run", help="recipe: group runs over seeds")
     add(
         "--target",
@@ -62,13 +51,7 @@ def make_parser() -> Parser:
         action="store_true",
         help="show speedups between runs of unequal work, marked",
     )
-    add(
-        "--html",
-        type=str,
-        default="",
-        metavar="FILE",
-        help="write a page with curves, in one file",
-    )
+    add("--html", metavar="FILE", help="write a page with curves, in one file")
     parser.add_overwrite()
     add("--json", action="store_true", help="print one JSON object instead")
     return parser
@@ -78,16 +61,7 @@ def main(argv: list[str]) -> int:
     from firecaffe.api.compare import compare
     from firecaffe.cli.arguments import show
 
-    options = make_parser().parse_args(argv)
-    answer = compare(
-        options.runs,
-        baseline=options.baseline,
-        by=options.by,
-        target=options.target,
-        band=options.band,
-        allow_unequal=options.allow_unequal,
-        html=options.html,
-        overwrite=options.overwrite,
-    )
-    show(answer, options.json)
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    show(compare(**parser.arguments(options)), options.json)
     return 0

@@ -40,34 +40,22 @@ def make_parser() -> Parser:
         notes=NOTES,
     )
     add = parser.add
-    add(
-        "--scheme",
-        type=str,
-        default="best",
-        metavar="NAME",
-        help="best, deep_compression, or FILE.toml",
-    )
+    add("--scheme", default="best", metavar="NAME", help="best, deep_compression, or FILE.toml")
     add(
         "--target",
-        type=str,
-        default="",
         metavar="WHAT",
         help="40x, 27KB or 0.1points: a ratio, a size, or a loss of accuracy",
     )
     parser.add_best()
     parser.add_trust()
-    add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks of each training")
+    add("--nproc-per-node", default=1, metavar="N", help="ranks of each training")
     add(
         "--out",
-        type=str,
-        default="",
         metavar="FILE",
         help="the file; else model.fcz in the run's folder, or RECIPE.fcz here",
     )
     add(
         "--plot",
-        type=str,
-        default="",
         metavar="FILE",
         help="draw size against error for all sizes that were tried: FILE.png or FILE.html",
     )
@@ -92,23 +80,11 @@ def main(argv: list[str]) -> int:
     if len(positionals) == 1 and positionals[0].endswith(".toml"):
         run, options = parse_recipe(parser, argv)
         check_weights(run, options.recipe)
-        out = options.out or options.recipe.with_suffix(SUFFIX).name
+        options.out = options.out or options.recipe.with_suffix(SUFFIX).name
     else:
         typed = parse_run(parser, argv)
         run, options, of_run = typed.where, typed.options, {"replace": typed.replaced}
-        out = options.out
-    answer = compress(
-        run,
-        scheme=options.scheme,
-        target=options.target,
-        best=options.best,
-        trust_code=options.trust_code,
-        nproc_per_node=options.nproc_per_node,
-        out=out,
-        plot=options.plot,
-        overwrite=options.overwrite,
-        **of_run,
-    )
+    answer = compress(run, **parser.arguments(options), **of_run)
     show(answer, options.json)
     if not answer.is_reached:
         raise NotKeptError(answer.why_not)

@@ -19,8 +19,6 @@ def make_parser() -> Parser:
     parser.add("name", type=str, help="fashion-mnist or mnist")
     parser.add(
         "--dest",
-        type=str,
-        default="",
         metavar="FOLDER",
         help="folder for its files; else the one where recipes look for it",
     )

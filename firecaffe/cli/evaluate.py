@@ -24,7 +24,7 @@ def make_parser() -> Parser:
     add = parser.add
     parser.add_best()
     parser.add_trust()
-    add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
+    add("--nproc-per-node", default=1, metavar="N", help="ranks to start on this host")
     add("--json", action="store_true", help="print one JSON object instead")
     return parser
 
@@ -41,13 +41,7 @@ def main(argv: list[str]) -> int:
     options = typed.options
     if is_launched():
         check_launched(parser, argv, options.nproc_per_node)
-    answer = evaluate(
-        typed.where,
-        best=options.best,
-        trust_code=options.trust_code,
-        nproc_per_node=options.nproc_per_node,
-        replace=typed.replaced,
-    )
+    answer = evaluate(typed.where, **parser.arguments(options), replace=typed.replaced)
     if who_am_i()[0] == 0:
         show(answer, options.json)
     return 0

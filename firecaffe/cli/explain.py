@@ -34,6 +34,7 @@ def main(argv: list[str]) -> int:
     from firecaffe.api.explain import explain
     from firecaffe.cli.arguments import show
 
-    options = make_parser().parse_args(argv)
-    show(explain(options.run, trust_code=options.trust_code), options.json)
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    show(explain(**parser.arguments(options)), options.json)
     return 0

@@ -34,13 +34,7 @@ def make_parser() -> Parser:
     )
     parser.add_best()
     parser.add_trust()
-    add(
-        "--out",
-        type=str,
-        default="",
-        metavar="FILE",
-        help="the file; else model.SUFFIX in the run's folder",
-    )
+    add("--out", metavar="FILE", help="the file; else model.SUFFIX in the run's folder")
     parser.add_overwrite()
     return parser
 
@@ -50,16 +44,8 @@ def main(argv: list[str]) -> int:
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_run import parse_run
 
-    typed = parse_run(make_parser(), argv)
-    options = typed.options
-    answer = export(
-        typed.where,
-        options.to or "",
-        best=options.best,
-        trust_code=options.trust_code,
-        out=options.out,
-        overwrite=options.overwrite,
-        replace=typed.replaced,
-    )
-    show(answer)
+    parser = make_parser()
+    typed = parse_run(parser, argv)
+    given = parser.arguments(typed.options)
+    show(export(typed.where, **{**given, "to": given["to"] or ""}, replace=typed.replaced))
     return 0

@@ -30,34 +30,20 @@ def make_parser() -> Parser:
     )
     add = parser.add
     add("paths", nargs="*", metavar="FILE.prototxt", help="a solver, or a net alone")
-    add(
-        "--weights",
-        type=str,
-        default="",
-        metavar="FILE.caffemodel",
-        help="first weights",
-    )
+    add("--weights", metavar="FILE.caffemodel", help="first weights")
     add(
         "--out",
-        type=str,
-        default="",
         metavar="FOLDER",
         help="where the recipe is written; else a folder here with the name of the file",
     )
     add(
         "--root",
-        type=str,
-        default="",
         metavar="FOLDER",
         help="folder that paths in the files start from; else they are looked for here, next to "
         "the file and in each folder above it",
     )
     add(
-        "--input-shape",
-        type=str,
-        default="",
-        metavar="CxHxW",
-        help="shape of one sample; needed if the data are missing",
+        "--input-shape", metavar="CxHxW", help="shape of one sample; needed if the data are missing"
     )
     parser.add_overwrite()
     return parser
@@ -70,16 +56,10 @@ def main(argv: list[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     if len(options.paths) != 1:
-        given = " and ".join(options.paths) or "none"
-        raise RecipeError(f"import takes one file, found {given}; usage: {parser.usage}")
-    imported = import_caffe(
-        options.paths[0],
-        weights=options.weights,
-        out=options.out,
-        root=options.root,
-        input_shape=options.input_shape,
-        overwrite=options.overwrite,
-    )
+        paths = " and ".join(options.paths) or "none"
+        raise RecipeError(f"import takes one file, found {paths}; usage: {parser.usage}")
+    given = parser.arguments(options)
+    imported = import_caffe(*given.pop("paths"), **given)
     show(imported)
     if left := imported.report.left_out:
         raise LeftOutError(

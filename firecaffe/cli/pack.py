@@ -37,18 +37,11 @@ def make_parser() -> Parser:
     add("paths", nargs="*", help="SOURCE, what is packed, and DEST, the folder for the shards")
     add(
         "--resize",
-        type=int,
         default=0,
         metavar="S",
         help="shrink the shorter side of larger images to S; 0: keep them",
     )
-    add(
-        "--quality",
-        type=int,
-        default=0,
-        metavar="Q",
-        help="JPEG quality; 0: 90 if resized, else unchanged",
-    )
+    add("--quality", default=0, metavar="Q", help="JPEG quality; 0: 90 if resized, else unchanged")
     add(
         "--raw",
         action="store_true",
@@ -61,31 +54,13 @@ def make_parser() -> Parser:
         metavar="SHARE",
         help="share that becomes the test part, if the source has none; else 0.1",
     )
-    add(
-        "--shard-size",
-        type=str,
-        default="256MB",
-        metavar="SIZE",
-        help="bytes of the source in a shard",
-    )
-    add("--threads", type=int, default=0, metavar="N", help="threads; 0: one for each core")
+    add("--shard-size", default="256MB", metavar="SIZE", help="bytes of the source in a shard")
+    add("--threads", default=0, metavar="N", help="threads; 0: one for each core")
     add(
         "--channel-order", choices=["bgr", "rgb"], help="channel order of raw color LMDBs; else bgr"
     )
-    add(
-        "--verify",
-        type=str,
-        default="",
-        metavar="DEST",
-        help="only compare a packed data set with its checksums",
-    )
-    add(
-        "--info",
-        type=str,
-        default="",
-        metavar="DEST",
-        help="only show what a packed data set holds",
-    )
+    add("--verify", metavar="DEST", help="only compare a packed data set with its checksums")
+    add("--info", metavar="DEST", help="only show what a packed data set holds")
     return parser
 
 
@@ -107,22 +82,14 @@ def main(argv: list[str]) -> int:
         print(said)
         return 0
     if len(options.paths) != 2:
-        given = " ".join(options.paths) or "nothing"
+        paths = " ".join(options.paths) or "nothing"
         raise RecipeError(
-            f"pack takes SOURCE and DEST; found {given}; usage: firecaffe pack {USAGE}"
+            f"pack takes SOURCE and DEST; found {paths}; usage: firecaffe pack {USAGE}"
         )
+    given = parser.arguments(options)
+    del given["paths"], given["verify"], given["info"]
     with _progress("packing") as progress:
-        packed = pack(
-            *options.paths,
-            resize=options.resize,
-            quality=options.quality,
-            raw=options.raw,
-            hold_out=options.hold_out,
-            shard_size=options.shard_size,
-            threads=options.threads,
-            channel_order=options.channel_order,
-            progress=progress,
-        )
+        packed = pack(*options.paths, **given, progress=progress)
     show(packed)
     return 0
 

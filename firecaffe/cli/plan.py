@@ -1,7 +1,5 @@
 """`firecaffe plan RECIPE.toml --cluster NAME`: a forecast of a training's time and cost."""
 
-from typing import Any
-
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.shared_options import DEFAULT_CLUSTER, NAME, network_words
 from firecaffe.errors import RecipeError
@@ -51,32 +49,21 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add = parser.add
     add(
         "--cluster",
-        type=str,
         default=DEFAULT_CLUSTER,
         metavar="NAME",
         help=f"a file, or one of {', '.join(shipped())}",
     )
     add(
         "--device",
-        type=str,
-        default="",
         metavar="NAME",
         help="which link nodes of this device need, as a100, by its data sheet",
     )
     add(
         "--links",
-        type=str,
-        default="",
         metavar="N,N",
         help="Ethernets between nodes of --device, in Gbit/s; else 1,10,25,100",
     )
-    add(
-        "--per-node",
-        type=int,
-        default=1,
-        metavar="N",
-        help="devices of a node of --device",
-    )
+    add("--per-node", default=1, metavar="N", help="devices of a node of --device")
     add(
         "--workers",
         type=str,
@@ -84,7 +71,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
         metavar="N,N",
         help="numbers of workers, as 1,2,4,8; else powers of two",
     )
-    add("--exchanges", type=str, default="all", metavar="A,B", help="all, or names with commas")
+    add("--exchanges", default="all", metavar="A,B", help="all, or names with commas")
     add(
         "--compressors",
         type=str,
@@ -92,11 +79,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
         metavar="A,B",
         help="all, or names with commas, none for float32; else the recipe's",
     )
-    add(
-        "--modes",
-        action="store_true",
-        help="also forecast the other modes of [synchrony]",
-    )
+    add("--modes", action="store_true", help="also forecast the other modes of [synchrony]")
     add(
         "--ways",
         type=str,
@@ -111,15 +94,11 @@ def make_parser(has_recipe: bool = False) -> Parser:
     )
     add(
         "--fcz",
-        type=str,
-        default="",
         metavar="FILE",
         help="transfer times of the weights, in this file of firecaffe compress and as float32",
     )
     add(
         "--precision",
-        type=str,
-        default="",
         metavar="WORD",
         help=f"arithmetic: {', '.join(PRECISIONS)}; else the recipe's, or fp32",
     )
@@ -130,8 +109,6 @@ def make_parser(has_recipe: bool = False) -> Parser:
     )
     add(
         "--epochs",
-        type=str,
-        default="",
         metavar="B=E,B=E",
         help="batches and the epochs to your accuracy, as 128=30,1024=36; else published ones",
     )
@@ -157,39 +134,17 @@ def make_parser(has_recipe: bool = False) -> Parser:
     )
     parser.add_trust()
     add(
-        "--write",
-        type=str,
-        default="",
-        metavar="FILE",
-        help="with --runs: the file for the corrected cluster, FILE.toml",
+        "--write", metavar="FILE", help="with --runs: the file for the corrected cluster, FILE.toml"
     )
-    add(
-        "--plot",
-        type=str,
-        default="",
-        metavar="FILE",
-        help="draw speedup and step time: FILE.png",
-    )
-    add(
-        "--html",
-        type=str,
-        default="",
-        metavar="FILE",
-        help="write a page with sliders and pictures: FILE.html",
-    )
+    add("--plot", metavar="FILE", help="draw speedup and step time: FILE.png")
+    add("--html", metavar="FILE", help="write a page with sliders and pictures: FILE.html")
     parser.add_overwrite()
     add("--json", action="store_true", help="print JSON")
     if not has_recipe:
         add = parser.add_group("instead of a recipe")
-        add("--model", type=str, default="", metavar="NAME", help=NAME)
+        add("--model", metavar="NAME", help=NAME)
         network_words(add)
-        add(
-            "--global-batch-size",
-            type=int,
-            default=None,
-            metavar="N",
-            help="batch of --model",
-        )
+        add("--global-batch-size", type=int, default=None, metavar="N", help="batch of --model")
         add(
             "--micro-batch-size",
             type=int,
@@ -221,8 +176,9 @@ def main(argv: list[str]) -> int:
     from firecaffe.cli.typed_recipe import parse_recipe
 
     recipe: Recipe | None = None
-    instead: dict[str, Any] = {}
-    line = make_parser().read(argv)
+    name = ""
+    parser = make_parser()
+    line = parser.read(argv)
     if line.positionals:
         for typed in (option.partition("=")[0] for option in line.options):
             if typed in ALONE:
@@ -230,43 +186,14 @@ def main(argv: list[str]) -> int:
                 raise RecipeError(
                     f"{typed} has no effect beside a recipe; leave one of them out{own}"
                 )
-        recipe, options = parse_recipe(make_parser(has_recipe=True), argv)
-        instead["name"] = line.positionals[0]
+        parser, name = make_parser(has_recipe=True), line.positionals[0]
+        recipe, options = parse_recipe(parser, argv)
     else:
-        options = make_parser().parse_args(argv)
+        options = parser.parse_args(argv)
         given = bool(options.model) + bool(options.compare)
         if given == 2 or not (given or options.runs):
             raise RecipeError(f"give a recipe, --model or --compare; usage: firecaffe plan {USAGE}")
-        names = [name[2:].replace("-", "_") for name in ALONE]
-        instead |= {name: options[name] for name in names}
     if options.all and options.json:
         raise RecipeError("--all shows every exchange in a table; --json has all of them without")
-    answer = plan(
-        recipe,
-        cluster=options.cluster,
-        device=options.device,
-        links=options.links,
-        per_node=options.per_node,
-        workers=options.workers,
-        exchanges=options.exchanges,
-        compressors=options.compressors,
-        modes=options.modes,
-        ways=options.ways,
-        draw=options.draw,
-        fcz=options.fcz,
-        precision=options.precision,
-        channels_last=options.channels_last,
-        epochs=options.epochs,
-        noise_scale=options.noise_scale,
-        all=options.all,
-        measure=options.measure,
-        runs=options.runs,
-        trust_code=options.trust_code,
-        write=options.write,
-        plot=options.plot,
-        html=options.html,
-        overwrite=options.overwrite,
-        **instead,
-    )
-    show(answer, options.json)
+    show(plan(recipe, name=name, **parser.arguments(options)), options.json)
     return 0

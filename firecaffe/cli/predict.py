@@ -29,21 +29,9 @@ def make_parser() -> Parser:
     add = parser.add
     parser.add_best()
     parser.add_trust()
-    add("--top", type=int, default=5, metavar="K", help="number of classes to show for each image")
-    add(
-        "--csv",
-        type=str,
-        default="",
-        metavar="FILE",
-        help="write a table of all predictions; -: print it",
-    )
-    add(
-        "--out",
-        type=str,
-        default="",
-        metavar="FOLDER",
-        help="folder for the masks of a segmentation",
-    )
+    add("--top", default=5, metavar="K", help="number of classes to show for each image")
+    add("--csv", metavar="FILE", help="write a table of all predictions; -: print it")
+    add("--out", metavar="FOLDER", help="folder for the masks of a segmentation")
     parser.add_overwrite()
     return parser
 
@@ -54,19 +42,11 @@ def main(argv: list[str]) -> int:
     from firecaffe.cluster.groups import check_alone
 
     check_alone("predict")
-    typed = parse_run(make_parser(), argv, takes_files=True)
+    parser = make_parser()
+    typed = parse_run(parser, argv, takes_files=True)
     options = typed.options
-    answer = predict(
-        typed.where,
-        typed.others or None,
-        best=options.best,
-        trust_code=options.trust_code,
-        top=options.top,
-        csv="" if options.csv == "-" else options.csv,
-        out=options.out,
-        overwrite=options.overwrite,
-        replace=typed.replaced,
-    )
+    given = {**parser.arguments(options), "csv": "" if options.csv == "-" else options.csv}
+    answer = predict(typed.where, typed.others or None, **given, replace=typed.replaced)
     warnings = [f"warning: {note}" for note in answer.notes]
     for line in (*warnings, *(f"note: {note}" for note in answer.skipped), *answer.broken):
         print(line, file=sys.stderr)

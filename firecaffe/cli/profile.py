@@ -24,7 +24,7 @@ def make_parser() -> Parser:
     )
     add = parser.add
     add("model", type=str, help=f"{NAME}; or a file of firecaffe compress")
-    add("--batch-size", type=int, default=1, metavar="B", help="samples of the batch")
+    add("--batch-size", default=1, metavar="B", help="samples of the batch")
     network_words(add)
     add(
         "--parallel",
@@ -47,15 +47,7 @@ def main(argv: list[str]) -> int:
     from firecaffe.api.profile import profile
     from firecaffe.cli.arguments import show
 
-    options = make_parser().parse_args(argv)
-    answer = profile(
-        options.model,
-        args=options.args,
-        batch_size=options.batch_size,
-        input=options.input,
-        parallel=options.parallel,
-        workers=options.workers,
-        trust_code=options.trust_code,
-    )
-    show(answer, options.json)
+    parser = make_parser()
+    options = parser.parse_args(argv)
+    show(profile(**parser.arguments(options)), options.json)
     return 0

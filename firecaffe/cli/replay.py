@@ -19,9 +19,7 @@ def make_parser() -> Parser:
         takes_recipe=True,
         notes=NOTES,
     )
-    parser.add(
-        "--to", type=str, default="", metavar="FOLDER", help="save the result as a checkpoint"
-    )
+    parser.add("--to", metavar="FOLDER", help="save the result as a checkpoint")
     parser.add_trust()
     return parser
 
@@ -33,8 +31,7 @@ def main(argv: list[str]) -> int:
     from firecaffe.cluster.groups import check_alone
 
     check_alone("replay")
-    typed = parse_run(make_parser(), argv)
-    options = typed.options
-    to, trust_code = options.to, options.trust_code
-    show(replay(typed.where, to=to, trust_code=trust_code, replace=typed.replaced))
+    parser = make_parser()
+    typed = parse_run(parser, argv)
+    show(replay(typed.where, **parser.arguments(typed.options), replace=typed.replaced))
     return 0

@@ -28,7 +28,6 @@ def make_parser() -> Parser:
     add("workers", type=int, help="number of ranks")
     add(
         "--ranks-per-node",
-        type=int,
         default=1,
         metavar="M",
         help="ranks of a node, for hierarchical(INNER,OUTER) and --shared-memory",
@@ -59,18 +58,9 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    options = make_parser().parse_args(argv)
+    parser = make_parser()
+    options = parser.parse_args(argv)
     if options.draw and options.json:
         raise RecipeError("--draw is a picture and --json none; leave one out")
-    answer = schedule(
-        options.exchange,
-        options.workers,
-        ranks_per_node=options.ranks_per_node,
-        shared_memory=options.shared_memory,
-        elements=options.elements,
-        kind=options.kind,
-        micro_batches=options.micro_batches,
-        draw=options.draw,
-    )
-    show(answer, options.json)
+    show(schedule(**parser.arguments(options)), options.json)
     return 0

@@ -24,13 +24,7 @@ def network_words(add: Callable[..., Any]) -> None:
         metavar="TABLE",
         help="arguments of your own function, as '{width = 32}'",
     )
-    add(
-        "--input",
-        type=str,
-        default="",
-        metavar="CxHxW",
-        help="shape of a sample, as 3x224x224; else the network's own",
-    )
+    add("--input", metavar="CxHxW", help="shape of a sample, as 3x224x224; else the network's own")
 
 
 DEFAULT_CLUSTER = "cpu-host"
@@ -38,12 +32,10 @@ DEFAULT_CLUSTER = "cpu-host"
 
 def add_cluster_file(parser: Parser, what: str) -> None:
     """Add --write, described by `what`, and --cluster, which it starts from."""
-    parser.add("--write", type=str, default="", metavar="FILE", help=what)
+    parser.add("--write", metavar="FILE", help=what)
     parser.add_overwrite()
     parser.add(
         "--cluster",
-        type=str,
-        default="",
         metavar="NAME",
         help=f"with --write: the cluster that the file starts from; else {DEFAULT_CLUSTER}",
     )

@@ -37,27 +37,15 @@ def make_parser() -> Parser:
         "train", USAGE, "Train the network of a recipe.", takes_recipe=True, notes=NOTES
     )
     add = parser.add
-    add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks to start on this host")
-    add(
-        "--resume",
-        type=str,
-        default="",
-        metavar="RUN",
-        help="continue from a run folder or a checkpoint",
-    )
-    add("--max-restarts", type=int, default=0, metavar="K", help="restart up to K times")
+    add("--nproc-per-node", default=1, metavar="N", help="ranks to start on this host")
+    add("--resume", metavar="RUN", help="continue from a run folder or a checkpoint")
+    add("--max-restarts", default=0, metavar="K", help="restart up to K times")
     add("--print-config", action="store_true", help="print the recipe with all settings, and stop")
     add(
-        "--master-port",
-        type=int,
-        default=0,
-        metavar="PORT",
-        help="port at which ranks meet; 0: any free one",
+        "--master-port", default=0, metavar="PORT", help="port at which ranks meet; 0: any free one"
     )
     add(
         "--join",
-        type=str,
-        default="",
         metavar="HOST:PORT",
         help="compute for a running run with a server, as one more worker",
     )
@@ -69,17 +57,11 @@ def several_hosts(parser: Parser, what: str) -> None:
     """Add torchrun's options for several hosts, which meet for `what`: a run or a check."""
     add = parser.add_group("several hosts")
     nodes = "number of hosts: N, or MIN:MAX" if what == "run" else "number of hosts"
-    add("--nnodes", type=str, default="1", metavar="N", help=nodes)
-    add("--rdzv-endpoint", type=str, default="", metavar="HOST:PORT", help="where the hosts meet")
-    add(
-        "--rdzv-id",
-        type=str,
-        default="",
-        metavar="NAME",
-        help=f"name of the {what}, the same on all hosts",
-    )
+    add("--nnodes", default="1", metavar="N", help=nodes)
+    add("--rdzv-endpoint", metavar="HOST:PORT", help="where the hosts meet")
+    add("--rdzv-id", metavar="NAME", help=f"name of the {what}, the same on all hosts")
     secret = f"file with the {what}'s secret, the same on all hosts, of mode 0600"
-    add("--secret-file", type=str, default="", metavar="FILE", help=secret)
+    add("--secret-file", metavar="FILE", help=secret)
 
 
 def main(argv: list[str]) -> int:

@@ -36,16 +36,10 @@ def make_parser() -> Parser:
         notes=NOTES,
     )
     add = parser.add
-    add("--global-batch-size", type=int, default=0, metavar="N", help="the batch size to tune for")
-    add("--nproc-per-node", type=int, default=1, metavar="N", help="ranks of each training")
-    add(
-        "--budget",
-        type=float,
-        default=8.0,
-        metavar="TRAININGS",
-        help="cost of the search, in whole trainings",
-    )
-    add("--seeds", type=int, default=3, metavar="N", help="seeds of the final comparison")
+    add("--global-batch-size", default=0, metavar="N", help="the batch size to tune for")
+    add("--nproc-per-node", default=1, metavar="N", help="ranks of each training")
+    add("--budget", default=8.0, metavar="TRAININGS", help="cost of the search, in whole trainings")
+    add("--seeds", default=3, metavar="N", help="seeds of the final comparison")
     add(
         "--band",
         type=float,
@@ -61,34 +55,15 @@ def make_parser() -> Parser:
         metavar="RUN",
         help="finished runs of the recipe, instead of training it",
     )
-    add(
-        "--solvers",
-        type=str,
-        default="",
-        metavar="A,B",
-        help="solvers to try, as sgd,lars; else the recipe's own",
-    )
+    add("--solvers", metavar="A,B", help="solvers to try, as sgd,lars; else the recipe's own")
     add(
         "--side-by-side",
-        type=int,
         default=0,
         metavar="N",
         help="trainings at the same time; 0: what the cores allow",
     )
-    add(
-        "--out",
-        type=str,
-        default="",
-        metavar="FOLDER",
-        help="folder of the search; else runs/tune-…",
-    )
-    add(
-        "--write",
-        type=str,
-        default="",
-        metavar="FILE",
-        help="where the recipe is written; else in the search's folder",
-    )
+    add("--out", metavar="FOLDER", help="folder of the search; else runs/tune-…")
+    add("--write", metavar="FILE", help="where the recipe is written; else in the search's folder")
     parser.add_overwrite()
     add("--json", action="store_true", help="print one JSON object instead")
     return parser
@@ -100,24 +75,11 @@ def main(argv: list[str]) -> int:
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.tuning.accuracy_verdict import LOST, UNDECIDED
 
-    recipe, options = parse_recipe(make_parser(), argv)
+    parser = make_parser()
+    recipe, options = parse_recipe(parser, argv)
     if not options.global_batch_size:
         raise RecipeError("--global-batch-size is missing: the batch size to tune for")
-    tuned = tune(
-        recipe,
-        global_batch_size=options.global_batch_size,
-        nproc_per_node=options.nproc_per_node,
-        budget=options.budget,
-        seeds=options.seeds,
-        band=options.band,
-        against=options.against,
-        solvers=options.solvers,
-        side_by_side=options.side_by_side,
-        out=options.out,
-        write=options.write,
-        overwrite=options.overwrite,
-        name=options.recipe.stem,
-    )
+    tuned = tune(recipe, **parser.arguments(options), name=options.recipe.stem)
     show(tuned, options.json)
     verdict, path = tuned.result.verdict, tuned.path
     if verdict.verdict == LOST:

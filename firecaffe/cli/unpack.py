@@ -17,13 +17,7 @@ def make_parser() -> Parser:
     )
     add = parser.add
     add("paths", nargs="*", metavar="NET.fcz", help="the file")
-    add(
-        "--to",
-        type=str,
-        default="",
-        metavar="FILE",
-        help="the file to write; else the same name with .safetensors",
-    )
+    add("--to", metavar="FILE", help="the file to write; else the same name with .safetensors")
     parser.add_overwrite()
     return parser
 

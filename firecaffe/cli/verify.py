@@ -41,21 +41,15 @@ def make_parser() -> Parser:
         notes=NOTES,
     )
     add = parser.add
-    add("--nproc-per-node", type=str, default="1,2", metavar="N,N", help="numbers of workers")
+    add("--nproc-per-node", default="1,2", metavar="N,N", help="numbers of workers")
     add(
         "--layouts",
-        type=str,
-        default="",
         metavar="L,L",
         help="layouts instead of numbers of workers: 1, data=D, model=DxK, trick=DxK, stages=DxK, "
         "shards=D",
     )
     add(
-        "--steps",
-        type=int,
-        default=20,
-        metavar="N",
-        help="steps of each training; of a run, its first steps",
+        "--steps", default=20, metavar="N", help="steps of each training; of a run, its first steps"
     )
     parser.add_trust()
     return parser
@@ -79,14 +73,7 @@ def main(argv: list[str]) -> int:
     else:
         recipe, options = parse_recipe(parser, argv)
     # A run is verified on one worker, whatever the default says of recipes.
-    is_typed = any(word.startswith("--nproc-per-node") for word in line.options)
-    answer = verify(
-        recipe,
-        nproc_per_node=options.nproc_per_node if is_typed else None,
-        layouts=options.layouts,
-        steps=options.steps,
-        trust_code=options.trust_code,
-        **of_run,
-    )
-    show(answer)
+    if not any(word.startswith("--nproc-per-node") for word in line.options):
+        options.nproc_per_node = None
+    show(verify(recipe, **parser.arguments(options), **of_run))
     return 0
