@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import torch
 
@@ -213,17 +214,15 @@ def fits() -> Iterator[str]:
 
 
 def functions() -> Iterator[str]:
-    """The functions that are commands, each with the classes of its answers."""
+    """The functions that are commands (`train` has a page of its own), with their answers."""
     yield "```{eval-rst}"
-    for place in sorted({place for place in firecaffe._PLACES.values() if "api." in place}):
-        module, name = import_module(f"firecaffe.{place}"), place.removeprefix("api.")
-        if name == "train":  # which has a page of its own
-            continue
+    places = sorted(firecaffe._PLACES.items())
+    for name in (name for name, place in places if place.startswith("api.") and name != "train"):
         yield f".. autofunction:: firecaffe.{name}\n"
-        for answer in vars(module).values():
-            is_own = inspect.isclass(answer) and answer.__module__ == module.__name__
-            if is_own and issubclass(answer, Answer):
-                yield from _class_of(answer, "   :exclude-members: width, least_width")
+        answer = get_type_hints(getattr(firecaffe, name))["return"]
+        for kind in get_args(answer) or (answer,):
+            if kind is not type(None):
+                yield from _class_of(kind, "   :exclude-members: width, least_width")
     yield from _class_of(Answer)
     yield "```"
 

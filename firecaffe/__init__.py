@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from firecaffe.api.check import check as check
     from firecaffe.api.compare import compare as compare
     from firecaffe.api.compress import compress as compress
-    from firecaffe.api.evaluate import evaluate as evaluate
     from firecaffe.api.explain import explain as explain
-    from firecaffe.api.export import export as export
-    from firecaffe.api.import_caffe import import_caffe as import_caffe
-    from firecaffe.api.pack import pack as pack
+    from firecaffe.api.files_of_weights import export as export
+    from firecaffe.api.files_of_weights import unpack as unpack
     from firecaffe.api.plan import plan as plan
-    from firecaffe.api.predict import predict as predict
     from firecaffe.api.profile import profile as profile
-    from firecaffe.api.replay import replay as replay
+    from firecaffe.api.same_bits import replay as replay
+    from firecaffe.api.same_bits import verify as verify
     from firecaffe.api.schedule import schedule as schedule
+    from firecaffe.api.take_in import import_caffe as import_caffe
+    from firecaffe.api.take_in import pack as pack
     from firecaffe.api.train import train as train
     from firecaffe.api.tune import tune as tune
-    from firecaffe.api.unpack import unpack as unpack
-    from firecaffe.api.verify import verify as verify
+    from firecaffe.api.use_a_run import evaluate as evaluate
+    from firecaffe.api.use_a_run import predict as predict
     from firecaffe.compression.config import PruneConfig as PruneConfig
     from firecaffe.compression.config import ShareConfig as ShareConfig
     from firecaffe.data import DataConfig as DataConfig
@@ -93,24 +93,24 @@ _PLACES = {
     "check": "api.check",
     "compare": "api.compare",
     "compress": "api.compress",
-    "evaluate": "api.evaluate",
+    "evaluate": "api.use_a_run",
     "explain": "api.explain",
-    "export": "api.export",
+    "export": "api.files_of_weights",
     "from_torch": "data",
-    "import_caffe": "api.import_caffe",
+    "import_caffe": "api.take_in",
     "launch": "script.launch",
     "load": "training.load",
-    "pack": "api.pack",
+    "pack": "api.take_in",
     "parallelize": "script.ddp",
     "plan": "api.plan",
-    "predict": "api.predict",
+    "predict": "api.use_a_run",
     "profile": "api.profile",
-    "replay": "api.replay",
+    "replay": "api.same_bits",
     "schedule": "api.schedule",
     "train": "api.train",
     "tune": "api.tune",
-    "unpack": "api.unpack",
-    "verify": "api.verify",
+    "unpack": "api.files_of_weights",
+    "verify": "api.same_bits",
 }
 """The module of each public name, imported on first use: a plan loads no training code."""
 

@@ -1,19 +1,24 @@
-"""The answer of a function: on a console, in a notebook, and as a picture."""
+"""The answer of a function: on a console, in a notebook, as a picture, and in files."""
 
 import codecs
+import dataclasses
 import io
 import sys
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import tomli_w
 from rich.console import Console, RenderableType
 
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.files import check_writable, written_aside
+from firecaffe.files import check_writable, write_atomically, written_aside
 from firecaffe.resume_advice import option
+
+if TYPE_CHECKING:
+    from firecaffe.planner.cluster import Cluster
 
 UNCUT_WIDTH = 170
 
@@ -83,6 +88,34 @@ def check_target(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...
     except OSError as error:
         why = error.strerror or error
         raise RunError(f"{word} {name}: cannot be written ({why}); name another file") from error
+
+
+def write_cluster(path: Path, cluster: "Cluster") -> None:
+    """Write a cluster file, made from measurements, for `firecaffe plan`."""
+    write_atomically(path, tomli_w.dumps(as_table(cluster)))
+
+
+def check_cluster_file(write: str | Path, overwrite: bool) -> None:
+    """Raise RecipeError or RunError if a cluster file cannot be written to the path `write`."""
+    check_target(option("write"), str(write), overwrite, (".toml",))
+
+
+def as_table(cluster: "Cluster") -> dict[str, Any]:
+    """Return the content of a cluster file, without values at their defaults."""
+    return {name: value for name, value in _table(cluster).items() if value not in (None, {}, [])}
+
+
+def _table(value: Any) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        part = getattr(value, field.name)
+        if dataclasses.is_dataclass(part):
+            table[field.name] = _table(part)
+        elif isinstance(part, tuple) and part and dataclasses.is_dataclass(part[0]):
+            table[field.name] = [_table(row) for row in part]
+        elif part != field.default and part is not None:
+            table[field.name] = list(part) if isinstance(part, tuple) else part
+    return table
 
 
 PAGE = '<pre tabindex="0" style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'

@@ -15,9 +15,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 
-from firecaffe.api.answer import Answer, make_console
+from firecaffe.api.answer import Answer, check_cluster_file, make_console, write_cluster
 from firecaffe.api.argument_checks import check_count, check_device, path_of, refuse_beside
-from firecaffe.api.cluster_file import check_cluster_file, write_cluster
 from firecaffe.api.recipe_argument import network_of, recipe_for, recipe_of
 from firecaffe.cluster.agree import agree, gather_text
 from firecaffe.cluster.from_script import from_script

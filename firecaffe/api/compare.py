@@ -16,8 +16,7 @@ from rich.text import Text
 from firecaffe.api.answer import Answer, check_picture
 from firecaffe.api.argument_checks import paths_of
 from firecaffe.api.compare_groups import as_dict as groups_as_dict
-from firecaffe.api.compare_groups import render_groups
-from firecaffe.api.compare_page import page
+from firecaffe.api.compare_groups import page, render_groups
 from firecaffe.cluster.from_script import from_script
 from firecaffe.errors import RecipeError
 from firecaffe.files import finite, write_atomically

@@ -8,9 +8,15 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from firecaffe.api.answer import UNCUT_WIDTH, Answer, check_picture, check_target
+from firecaffe.api.answer import (
+    UNCUT_WIDTH,
+    Answer,
+    check_cluster_file,
+    check_picture,
+    check_target,
+    write_cluster,
+)
 from firecaffe.api.argument_checks import commas, filled, paths_of, refuse_beside
-from firecaffe.api.cluster_file import check_cluster_file, write_cluster
 from firecaffe.api.plan_inputs import (
     USUAL_CLUSTER,
     NetworkAlone,

@@ -167,8 +167,8 @@ def _last_part(name: str) -> str:
     return name.rpartition(".")[2].lstrip("-").replace("-", "_")
 
 
-NO_ARGUMENTS = ("help", "json")
-"""Options that say how the command answers."""
+NO_ARGUMENTS = ("help", "json", "recipe")
+"""Options that say how the command answers; and the recipe's file, which the command reads."""
 
 
 class Parser(ArgumentParser):

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from firecaffe.api.answer import make_console
-from firecaffe.api.cluster_file import write_cluster
+from firecaffe.api.answer import make_console, write_cluster
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.shared_options import add_cluster_file, cluster_to_write
 from firecaffe.cluster.process_settings import keep_freed_memory

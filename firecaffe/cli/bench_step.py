@@ -15,8 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from firecaffe.api.answer import make_console
-from firecaffe.api.cluster_file import write_cluster
+from firecaffe.api.answer import make_console, write_cluster
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.shared_options import NAME, add_cluster_file, cluster_to_write, network_words
 from firecaffe.errors import MemoryFullError, RecipeError

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
     import torch
 
     from firecaffe.api.compare import Compared
-    from firecaffe.api.verify import by_workers, check_twins, train_twin
+    from firecaffe.api.same_bits import by_workers, check_twins, train_twin
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.runs.environment import cpu_name

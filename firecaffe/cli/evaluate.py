@@ -30,7 +30,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.evaluate import evaluate
+    from firecaffe.api.use_a_run import evaluate
     from firecaffe.cli.arguments import check_launched, show
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import who_am_i

@@ -40,7 +40,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.export import export
+    from firecaffe.api.files_of_weights import export
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_run import parse_run
 

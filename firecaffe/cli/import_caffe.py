@@ -50,7 +50,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.import_caffe import import_caffe
+    from firecaffe.api.take_in import import_caffe
     from firecaffe.cli.arguments import show
 
     parser = make_parser()

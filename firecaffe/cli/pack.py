@@ -65,7 +65,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.pack import PackedFolder, pack
+    from firecaffe.api.take_in import PackedFolder, pack
     from firecaffe.cli.arguments import show
 
     parser = make_parser()

@@ -37,7 +37,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.predict import predict
+    from firecaffe.api.use_a_run import predict
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone
 

@@ -25,7 +25,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.replay import replay
+    from firecaffe.api.same_bits import replay
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone

@@ -5,7 +5,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from firecaffe.api.cluster_file import check_cluster_file
+from firecaffe.api.answer import check_cluster_file
 from firecaffe.cli.arguments import Parser
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import Cluster, load_cluster

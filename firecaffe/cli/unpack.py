@@ -23,7 +23,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.unpack import unpack
+    from firecaffe.api.files_of_weights import unpack
     from firecaffe.cli.arguments import show
 
     parser = make_parser()

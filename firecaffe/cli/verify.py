@@ -56,7 +56,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.verify import verify
+    from firecaffe.api.same_bits import verify
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cli.typed_run import parse_run

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import firecaffe
-from firecaffe.api.pack import PackedFolder
+from firecaffe.api.take_in import PackedFolder
 from firecaffe.cli import main
 from tests import typed
 

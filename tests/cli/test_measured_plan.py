@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from firecaffe.api import plan_measured
-from firecaffe.api.cluster_file import write_cluster
+from firecaffe.api.answer import write_cluster
 from firecaffe.cli import main
 from firecaffe.planner.cluster import load_cluster
 from tests.cli.test_plan import plan, planned

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from firecaffe import plan as firecaffe_plan
-from firecaffe.api.cluster_file import write_cluster
+from firecaffe.api.answer import write_cluster
 from firecaffe.cli import main
 from firecaffe.data.decode import cores
 from firecaffe.planner.cluster import load_cluster

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from firecaffe import plan as firecaffe_plan
-from firecaffe.api.cluster_file import write_cluster
+from firecaffe.api.answer import write_cluster
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import load_cluster
 from tests.cli.test_plan import RECIPE, plan, planned

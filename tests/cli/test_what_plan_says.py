@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.planner.published_scaling import FOLDER, forecast_rows
-from firecaffe.api.cluster_file import write_cluster
+from firecaffe.api.answer import write_cluster
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.learn_rates import load_rates
 from tests.cli.test_plan import ALEXNET, BATCH_OF_32, RECIPE, plan, planned

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.faults.fuzzed.reader import Reader
-from firecaffe.api.cluster_file import as_table
+from firecaffe.api.answer import as_table
 from firecaffe.cli import compare as compare_command
 from firecaffe.cli import explain as explain_command
 from firecaffe.cli.typed_recipe import read_recipe

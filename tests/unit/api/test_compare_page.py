@@ -2,7 +2,7 @@
 
 import pytest
 
-from firecaffe.api.compare_page import (
+from firecaffe.api.compare_groups import (
     BYTE_UNITS,
     MOST_MARKED_POINTS,
     SAMPLE_UNITS,

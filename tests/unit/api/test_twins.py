@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from firecaffe import ExchangeConfig, ParallelConfig, Recipe
-from firecaffe.api.verify import layouts_of
+from firecaffe.api.same_bits import layouts_of
 from firecaffe.errors import RecipeError
 
 STAGED = Recipe(parallel=ParallelConfig(2, stages=["a", "b", "c"]))

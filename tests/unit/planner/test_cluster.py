@@ -12,7 +12,7 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firecaffe.api.cluster_file import as_table
+from firecaffe.api.answer import as_table
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import load_cluster, parse_cluster, shipped
 

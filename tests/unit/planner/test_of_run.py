@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from firecaffe.api.cluster_file import write_cluster
+from firecaffe.api.answer import write_cluster
 from firecaffe.data import DataConfig, DataParts, TensorDataset, open_data
 from firecaffe.data.datasets import divide
 from firecaffe.data.own_data import check_own

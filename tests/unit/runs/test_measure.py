@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from firecaffe.api.compare import render
-from firecaffe.api.compare_groups import render_groups
-from firecaffe.api.compare_page import lines_of
+from firecaffe.api.compare_groups import lines_of, render_groups
 from firecaffe.cli import compare
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.runs.checklist import checklist

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import firecaffe
-from firecaffe.api.unpack import write_unpacked
+from firecaffe.api.files_of_weights import write_unpacked
 from firecaffe.compression import fcz
 from firecaffe.errors import CheckpointError, FirecaffeError, RunError
 from firecaffe.models.network import make_network

@@ -1,4 +1,4 @@
-"""`firecaffe.verify`: whether trainings of a recipe, or a run's first steps, have the same bits."""
+"""`firecaffe.verify` and `firecaffe.replay`: trainings once more, compared bit by bit."""
 
 import dataclasses
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.api.answer import Answer
-from firecaffe.api.argument_checks import check_count, commas, refuse_beside
+from firecaffe.api.argument_checks import check_count, commas, path_of, refuse_beside
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.api.run_argument import folder_of, open_run
 from firecaffe.cluster.from_script import from_script
@@ -28,6 +28,7 @@ from firecaffe.runs.run_folder import first_difference, read_run_file
 from firecaffe.training.checks import preflight
 from firecaffe.training.named import check_named
 from firecaffe.training.verification import Verified, verify_run
+from firecaffe.training.verification import replay as replay_run
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ class Twin:
 
 
 def by_workers(recipe: CheckedRecipe, counts: Iterable[int]) -> list[Twin]:
-    """The recipe on these numbers of workers."""
     return [Twin(str(count), count, recipe) for count in counts]
 
 
@@ -50,18 +50,16 @@ def check_twins(twins: Iterable[Twin]) -> None:
     Twins have folders of their own.
     """
     for twin in twins:
-        _check(twin.recipe, twin.workers)
-
-
-def _check(recipe: CheckedRecipe, workers: int) -> None:
-    if recipe.synchrony.is_served:
-        raise RecipeError(
-            f"synchrony.mode {recipe.synchrony.mode} gives other results on other numbers of "
-            "workers, which cannot be compared; train it, and firecaffe replay RUN computes it anew"
-        )
-    bare = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, folder=""))
-    preflight(bare, workers)
-    check_memory(workers)
+        recipe = twin.recipe
+        if recipe.synchrony.is_served:
+            raise RecipeError(
+                f"synchrony.mode {recipe.synchrony.mode} gives other results on other numbers of "
+                "workers, which cannot be compared; train it, and firecaffe replay RUN computes it "
+                "anew"
+            )
+        bare = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, folder=""))
+        preflight(bare, twin.workers)
+        check_memory(twin.workers)
 
 
 def train_twin(twin: Twin, parent: Path, digests: bool = False) -> Path:
@@ -337,3 +335,66 @@ def _steps(steps: Sequence[int]) -> str:
     if len(steps) > MOST_LISTED:
         return f"{len(steps):,} steps, {steps[0]:,} to {steps[-1]:,}"
     return f"step{'s' * (len(steps) > 1)} {', '.join(f'{step:,}' for step in steps)}"
+
+
+@dataclass(frozen=True, repr=False)
+class Replay(Answer):
+    """A run that was computed again with the same bits."""
+
+    run: Path
+    """The run, as it was given."""
+    step: int
+    """The step up to which it was computed."""
+    updates: int
+    """The server's updates."""
+    weights_sha256: str
+    """The digest of the weights."""
+    state_sha256: str
+    """The digest of all state, and of the losses of all steps."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields."""
+        return {**dataclasses.asdict(self), "run": str(self.run)}
+
+    def _parts(self) -> Iterator[str]:
+        yield (
+            f"same: {self.updates:,} updates of {self.step} steps; weights "
+            f"{self.weights_sha256[:12]}, state {self.state_sha256[:12]}"
+        )
+
+
+@from_script
+def replay(
+    run: str | Path,
+    *,
+    to: str | Path = "",
+    trust_code: bool = False,
+    replace: Mapping[str, Any] | None = None,
+) -> Replay:
+    """Compute a run with a server again, on this process, and compare the digests of its end.
+
+    Args:
+        run: A run's folder. If the run did not finish, it is computed up to its newest checkpoint.
+        to: A new folder for the checkpoint of what came out; none is kept without it.
+        trust_code: Run code that the folder names.
+        replace: Words of the run's recipe with other values, as {"data.path": "new"}.
+
+    Raises: NotIdenticalError if a digest differs; RunError if the run wrote no events, or a line of
+    its log is damaged; RecipeError, DataError, CheckpointError.
+    """
+    check_alone("replay")
+    used = open_run(run, replace, trust_code)
+    target = None if to == "" else path_of("to", to)
+    check_named(used.where, used.recipe, NEEDED)
+    folder, exchange = folder_of(used.where), used.recipe.exchange
+    with join(used.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
+        replayed = replay_run(folder, used.recipe, world, target)
+    ours, theirs = replayed.computed, replayed.recorded
+    if not replayed.is_same:
+        what = "weights" if ours.weights != theirs.weights else "optimizer state or losses"
+        raise NotIdenticalError(
+            f"{folder} differs from its replay after step {ours.step}: {what}; weights "
+            f"{theirs.weights[:12]} in the run, {ours.weights[:12]} in the replay. Other code, "
+            "data or hardware than the run's may be why"
+        )
+    return Replay(used.where, ours.step, replayed.updates, ours.weights, ours.state)

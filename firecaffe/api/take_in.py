@@ -1,9 +1,9 @@
-"""`firecaffe.pack`: many small files, or another format, in shards."""
+"""`firecaffe.pack` and `firecaffe.import_caffe`: images and nets of others in forms of our own."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import isqrt
 from pathlib import Path
 from typing import Any, Self
@@ -12,6 +12,7 @@ import torch
 
 from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import check_number, path_of
+from firecaffe.api.recipe_argument import parse_input
 from firecaffe.cluster.from_script import from_script
 from firecaffe.data.decode import MOST_PIXELS, cores
 from firecaffe.data.packed import PackedPart, PackedSet, read_list
@@ -19,7 +20,19 @@ from firecaffe.data.packing.pack_images import Packing, PackOptions
 from firecaffe.data.packing.pack_images import verify as verify_shards
 from firecaffe.data.packing.source import open_source, with_test_part
 from firecaffe.data.shard_files import open_files
-from firecaffe.errors import RecipeError
+from firecaffe.errors import RecipeError, RunError
+from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe.recipe import (
+    NET,
+    RECIPE,
+    REPORT,
+    ImportRequest,
+    check_folder,
+    files_of,
+    read,
+    write_folder,
+)
+from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.user_code import shown
 from firecaffe.value_checks import MOST_THREADS
@@ -192,3 +205,66 @@ def describe(packed: PackedSet, root: str) -> list[str]:
         if len(packed.skipped) > MOST_BROKEN:
             lines.append(f"  and {len(packed.skipped) - MOST_BROKEN} more, in dataset.json")
     return lines
+
+
+@dataclass(frozen=True, repr=False)
+class ImportedNet(Answer):
+    """A folder with a recipe, and the report on what was understood."""
+
+    folder: Path
+    """The folder that was written."""
+    recipe: Recipe
+    """The recipe, as it is in the folder."""
+    report: Report
+    """The settings that were understood, changed, and left out, each with its line."""
+
+    @property
+    def recipe_path(self) -> Path:
+        """The file of the recipe."""
+        return self.folder / RECIPE
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report: lists of places and what became of them."""
+        return {"recipe": str(self.recipe_path), **asdict(self.report)}
+
+    def _parts(self) -> Iterator[str]:
+        yield from self.report.lines()
+        yield f"written: {self.recipe_path}, with {NET} and {REPORT}"
+        if not self.report.left_out:
+            yield f"next: firecaffe train {self.recipe_path}"
+
+
+@from_script
+def import_caffe(
+    file: str | Path,
+    *,
+    weights: str | Path = "",
+    out: str | Path = "",
+    root: str | Path = "",
+    input_shape: str = "",
+    overwrite: bool = False,
+) -> ImportedNet:
+    """Convert a solver of Caffe's, or a net alone, to a folder with a recipe.
+
+    Settings without a counterpart are left out, and are in the answer's `report.left_out`.
+
+    Args:
+        file: The solver's or the net's .prototxt.
+        weights: A .caffemodel with first weights.
+        out: The folder to write; else one here with the name of the file.
+        root: The folder that paths in the files start from.
+        input_shape: The shape of one sample, as "3x227x227", if the data are missing.
+        overwrite: Write over files that exist.
+
+    Raises: RecipeError or CaffeError, with the file and the line, if the net cannot be built;
+    RunError for a missing folder.
+    """
+    path = path_of("file", file)
+    folder = Path(out or path.stem)
+    if root and not Path(root).is_dir():
+        raise RunError(f"{option('root')} {root}: there is no such folder")
+    shape = parse_input(input_shape, option("input_shape")) if input_shape else ()
+    check_folder(folder, overwrite)
+    imported = read(path, ImportRequest(str(folder), str(root), shape, str(weights)))
+    write_folder(folder, files_of(imported, path))
+    return ImportedNet(folder, imported.recipe, imported.report)
