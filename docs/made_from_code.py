@@ -18,7 +18,7 @@ import torch
 import firecaffe
 from firecaffe import errors
 from firecaffe.api.answer import Answer
-from firecaffe.cli import COMMANDS, INTERRUPTED, MODULES
+from firecaffe.cli import COMMANDS, INTERRUPTED, function_of
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.help import PARTS, SECTIONS, settings
 from firecaffe.errors import FirecaffeError
@@ -73,10 +73,9 @@ def parsers() -> dict[str, Parser]:
     """The parser of every command, by name; of `bench`, one for each of its parts."""
     found = {}
     for command in COMMANDS:
-        module = MODULES.get(command, command)
         for part in PARTS.get(command, ("",)):
-            path = f"firecaffe.cli.{module}_{part}" if part else f"firecaffe.cli.{module}"
-            found[f"{command} {part}".strip()] = import_module(path).make_parser()
+            name = f"{command}_{part}" if part else command
+            found[f"{command} {part}".strip()] = function_of("make_parser", name)()
     return found
 
 

@@ -1,10 +1,11 @@
-"""The command line: one thin file per command, found in COMMANDS."""
+"""The command line: thin files of commands, found by COMMANDS and SHARED."""
 
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 import firecaffe
 from firecaffe.api.answer import print_plainly
@@ -44,8 +45,12 @@ COMMANDS = {
     "demo": "train on one and on several workers, and compare",
 }
 
-MODULES = {"import": "import_caffe"}
-"""Modules of commands that are called as no module can be."""
+SHARED = {
+    **dict.fromkeys(("evaluate", "predict", "export", "unpack"), "use_a_run"),
+    **dict.fromkeys(("import", "data", "pack"), "take_in"),
+    **dict.fromkeys(("verify", "replay", "demo"), "same_bits"),
+}
+"""The files that several commands share; others have one of their own name."""
 
 GO_ON = {
     *("train", "replay", "verify", "tune", "compress", "demo"),
@@ -129,12 +134,21 @@ def _run(argv: list[str], loaded: Loaded) -> int:
 
         print(help_text([word for word in words if word not in HELP], is_asked))
         return 0
-    module = MODULES.get(words[0], words[0])
-    command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.{module}").main
+    command = function_of("main", words[0])
     if words[0] not in WITHOUT_TORCH:
         import_module("torch")  # most of what a command loads; it does so where it uses it
     loaded()
-    return command(words[1:])
+    exit_code: int = command(words[1:])
+    return exit_code
+
+
+def function_of(name: str, command: str) -> Callable[..., Any]:
+    """Load a command's `main` or `make_parser`, which in a shared file end with the command."""
+    module = import_module(f"firecaffe.cli.{SHARED.get(command, command)}")
+    function: Callable[..., Any] = getattr(
+        module, f"{name}_{command}" if command in SHARED else name
+    )
+    return function
 
 
 def _fail(message: str, exit_code: int, fault: Fault | None = None, own_traceback: str = "") -> int:

@@ -1,6 +1,5 @@
 """`firecaffe bench PART`: each part is a command of its own, in `bench_PART`."""
 
-from collections.abc import Callable
 from importlib import import_module
 
 from firecaffe.errors import RecipeError
@@ -14,5 +13,6 @@ def main(argv: list[str]) -> int:
         raise RecipeError(
             f"bench measures `exchange`, `step` or `data`, as in `bench exchange`; found {given}"
         )
-    command: Callable[[list[str]], int] = import_module(f"firecaffe.cli.bench_{argv[0]}").main
-    return command(argv[1:])
+    module = import_module(f"firecaffe.cli.bench_{argv[0]}")
+    exit_code: int = module.main(argv[1:])
+    return exit_code

@@ -5,11 +5,10 @@ import inspect
 import shutil
 import textwrap
 from collections.abc import Iterator
-from importlib import import_module
 
 from docstring_parser import parse as parse_docstring
 
-from firecaffe.cli import COMMANDS, MODULES
+from firecaffe.cli import COMMANDS, function_of
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.bench import PARTS as BENCH_PARTS
 from firecaffe.errors import RecipeError
@@ -33,8 +32,7 @@ def help_text(words: list[str], is_asked: bool) -> str:
             rows = "\n".join(f"  firecaffe help {command} {part}" for part in PARTS[command])
             return f"usage: firecaffe {command} {'|'.join(PARTS[command])} …\n\n{rows}"
         command, rest = f"{command}_{rest[0]}", rest[1:]
-    command = MODULES.get(command, command)
-    parser: Parser = import_module(f"firecaffe.cli.{command}").make_parser()
+    parser: Parser = function_of("make_parser", command)()
     if is_asked and rest:
         if not parser.takes_recipe:
             raise RecipeError(f"{parser.command} takes no recipe, so it has no section {rest[0]!r}")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import firecaffe
 from firecaffe.cli import main
-from firecaffe.cli.export import make_parser
+from firecaffe.cli.use_a_run import make_parser_export
 from firecaffe.compression import fcz
 from firecaffe.compression.fcz.format import MAGIC, VERSION, varint
 from firecaffe.errors import CheckpointError
@@ -173,7 +173,7 @@ def test_files_for_caffe_do_not_take_the_place_of_the_net(
 
 
 def test_every_format_can_be_typed() -> None:
-    (typed,) = (each.choices for each in make_parser().own if "--to" in each.option_strings)
+    (typed,) = (each.choices for each in make_parser_export().own if "--to" in each.option_strings)
     assert typed is not None
     assert set(typed) == set(FORMATS)
 

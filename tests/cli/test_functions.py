@@ -4,7 +4,6 @@ The script also says what of its process a call has left otherwise than it was.
 """
 
 import json
-from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from PIL import Image
 
 import firecaffe
 from firecaffe.api.take_in import PackedFolder
-from firecaffe.cli import main
+from firecaffe.cli import function_of, main
 from tests import typed
 
 RECIPE = """
@@ -348,7 +347,7 @@ METHODS = {"pack": ("verify", "info")}
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_word_of_a_command_is_one_of_its_function_with_its_default(name: str) -> None:
     words = signature(getattr(firecaffe, name)).parameters
-    for option in import_module(f"firecaffe.cli.{name}").make_parser().own:
+    for option in function_of("make_parser", name.removesuffix("_caffe"))().own:
         if option.dest in ("help", "json") or option.dest in METHODS.get(name, ()):
             continue
         if not option.option_strings:  # the command's parser asks for it, or takes none

@@ -195,7 +195,7 @@ def test_the_demo_says_what_its_digest_depends_on(
 ) -> None:
     """What `make demo` types, beside the data's download."""
     assert "firecaffe demo recipes/nin_small.toml\n" in (ROOT / "Makefile").read_text("utf-8")
-    monkeypatch.setattr("firecaffe.cli.data.get", lambda name: here)
+    monkeypatch.setattr("firecaffe.cli.same_bits.get_data", lambda name: here)
     _run(f"firecaffe demo recipes/nin_small.toml {SHORT}")
     said = capsys.readouterr().out
     assert cpu_name() in said

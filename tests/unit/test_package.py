@@ -14,7 +14,7 @@ import pytest
 import firecaffe
 import firecaffe.data
 import firecaffe.models
-from firecaffe.cli import COMMANDS, MODULES
+from firecaffe.cli import COMMANDS, SHARED
 from firecaffe.cli.bench import PARTS
 from firecaffe.meta_kernels import NAME, without_compiler
 
@@ -53,10 +53,10 @@ RANKS = (
     "firecaffe.transport",
 )
 
-OPTIONS = [
-    f"firecaffe.cli.{MODULES.get(name, name)}"
+OPTIONS = {
+    f"firecaffe.cli.{SHARED.get(name, name)}"
     for name in (*COMMANDS, *(f"bench_{part}" for part in PARTS))
-]
+}
 """Modules of commands, each with its options, of which help is made."""
 
 NOT_LOADED: dict[str, tuple[str, ...]] = {
@@ -75,12 +75,12 @@ NOT_LOADED: dict[str, tuple[str, ...]] = {
 
 NOT_LOADED_TO_RUN: dict[str, tuple[str, ...]] = {
     "compare": ("torch", TESTS),
-    **dict.fromkeys(("verify", "demo"), (*HEAVY, CODER)),
+    "same_bits": (*HEAVY, CODER),
     **dict.fromkeys(
-        ("tune", "check", "compress", "replay", "bench_exchange", "bench_step", "bench_data"), HEAVY
+        ("tune", "check", "compress", "bench_exchange", "bench_step", "bench_data"), HEAVY
     ),
-    **dict.fromkeys(("evaluate", "predict", "export", "unpack"), (TRAINS, *HEAVY)),
-    **dict.fromkeys(("profile", "pack", "import_caffe"), (TRAINS, *HEAVY, CODER)),
+    "use_a_run": (TRAINS, *HEAVY),
+    **dict.fromkeys(("profile", "take_in"), (TRAINS, *HEAVY, CODER)),
     "explain": (TRAINS, COMPILER, METRICS, CODER),
 }
 """What the functions of a command do not import."""
@@ -194,7 +194,7 @@ for heavy, programs in groups:
 
 
 def imports_within(command: str) -> str:
-    """Return a program that imports a command's module, and all that its functions import."""
+    """Return a program that imports a module of commands, and all that its functions import."""
     module = Path(firecaffe.__file__).parent / "cli" / f"{command}.py"
     tree = ast.parse(module.read_text("utf-8"))
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))

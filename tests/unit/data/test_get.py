@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.cli.data import get as data_get
+from firecaffe.cli.take_in import get_data as data_get
 from firecaffe.data import published
 from firecaffe.data.get import get
 from firecaffe.data.published import DEBIAN, FILES, FOLDER, PUBLISHED, Mirror

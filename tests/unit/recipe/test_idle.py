@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.demo import make_parser as of_demo
 from firecaffe.cli.plan import make_parser as of_plan
+from firecaffe.cli.same_bits import make_parser_demo as of_demo
+from firecaffe.cli.same_bits import make_parser_verify as of_verify
 from firecaffe.cli.train import make_parser as of_train
 from firecaffe.cli.tune import make_parser as of_tune
 from firecaffe.cli.typed_recipe import parse_recipe, read_recipe
-from firecaffe.cli.verify import make_parser as of_verify
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten

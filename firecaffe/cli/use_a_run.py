@@ -1,0 +1,185 @@
+"""`firecaffe evaluate`, `predict`, `export` and `unpack`: a trained network, used."""
+
+import sys
+
+from firecaffe.cli.arguments import Parser
+from firecaffe.errors import DataError, RecipeError
+
+EVALUATE_NOTES = (
+    "The numbers are those that the run has at its end, bit for bit, on any number of ranks.",
+    "--data.… options take other data, whose test part is evaluated; --task.metrics takes other "
+    "metrics.",
+    "Classes are matched by name. Other data may have some of the run's classes, in any order; a "
+    "class that the run does not know is an error. Classes without names are matched by number.",
+    "What the run was given in Python must be named: --model.name path/file.py:function, "
+    "--data.name, --task.name. One line lists what is missing.",
+)
+
+
+def make_parser_evaluate() -> Parser:
+    parser = Parser(
+        "evaluate",
+        "RUN [--best] [--nproc-per-node N] [--data.name NAME] [--data.path FOLDER] [--json]",
+        "Measure the loss and the metrics of a run's network on its test data, or on other data.",
+        takes_recipe=True,
+        notes=EVALUATE_NOTES,
+    )
+    add = parser.add
+    parser.add_best()
+    parser.add_trust()
+    add("--nproc-per-node", default=1, metavar="N", help="ranks to start on this host")
+    add("--json", action="store_true", help="print one JSON object instead")
+    return parser
+
+
+def main_evaluate(argv: list[str]) -> int:
+    from firecaffe.api.use_a_run import evaluate
+    from firecaffe.cli.arguments import check_launched, show
+    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.cluster.groups import who_am_i
+    from firecaffe.cluster.world import is_launched
+
+    parser = make_parser_evaluate()
+    typed = parse_run(parser, argv)
+    options = typed.options
+    if is_launched():
+        check_launched(parser, argv, options.nproc_per_node)
+    answer = evaluate(typed.where, **parser.arguments(options), replace=typed.replaced)
+    if who_am_i()[0] == 0:
+        show(answer, options.json)
+    return 0
+
+
+PREDICT_NOTES = (
+    "Images are decoded, scaled, cropped and normalized as in the run's evaluations.",
+    "A .npy file holds one sample, or rows of samples, as the run's data set gives them. Use it, "
+    "or --data.…, if your own data set makes the network's inputs.",
+    "Without files, the run's test samples are used, or those of --data.…, by number.",
+    "Classification gives the --top classes with their probabilities, multilabel a probability for "
+    "each label, regression and your own tasks the values. A segmentation writes a PNG for each "
+    "image into --out; its gray values are the labels.",
+    "Files in a folder that are not images are skipped and counted on stderr. An image that cannot "
+    "be read has a line on stderr and no row; the command then ends with exit code 3.",
+)
+
+
+def make_parser_predict() -> Parser:
+    parser = Parser(
+        "predict",
+        "RUN [IMAGE|FOLDER …] [--best] [--top 5] [--csv FILE|-] [--out FOLDER] [--overwrite]",
+        "Predict images with a run's network; without images, the run's test samples.",
+        takes_recipe=True,
+        notes=PREDICT_NOTES,
+    )
+    add = parser.add
+    parser.add_best()
+    parser.add_trust()
+    add("--top", default=5, metavar="K", help="number of classes to show for each image")
+    add("--csv", metavar="FILE", help="write a table of all predictions; -: print it")
+    add("--out", metavar="FOLDER", help="folder for the masks of a segmentation")
+    parser.add_overwrite()
+    return parser
+
+
+def main_predict(argv: list[str]) -> int:
+    from firecaffe.api.use_a_run import predict
+    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.cluster.groups import check_alone
+
+    check_alone("predict")
+    parser = make_parser_predict()
+    typed = parse_run(parser, argv, takes_files=True)
+    options = typed.options
+    given = {**parser.arguments(options), "csv": "" if options.csv == "-" else options.csv}
+    answer = predict(typed.where, typed.others or None, **given, replace=typed.replaced)
+    warnings = [f"warning: {note}" for note in answer.notes]
+    for line in (*warnings, *(f"note: {note}" for note in answer.skipped), *answer.broken):
+        print(line, file=sys.stderr)
+    if options.csv == "-":
+        print(answer.to_csv(), end="")
+    elif not options.csv:
+        print(*answer.lines, sep="\n")
+    if broken := len(answer.broken):
+        count = broken + len(answer.rows)
+        raise DataError(f"{broken} of {count} images could not be read; they are named above")
+    return 0
+
+
+EXPORT_NOTES = (
+    "safetensors: the state_dict with the network's own names. onnx: the whole network (pip "
+    "install 'firecaffe[onnx]'). torch_export: the whole network, for torch.export.load. "
+    "caffemodel: the weights of an imported net for Caffe, with the prototxt next to it.",
+    "Before the file gets its name, it is read again and compared. Weights must be the same bits. "
+    "onnx and torch_export must give the network's outputs on the first 8 test samples and on one "
+    "alone, to 1e-4 of the largest output plus 1e-3 of each.",
+    "A whole network takes `inputs`, a batch of any size, and gives `outputs`. Images must be "
+    "cropped and normalized before (data.crop, data.mean, data.std). Outputs of a classification "
+    "are logits: softmax makes the probabilities that `predict` prints.",
+    "The file has the moving average of the weights if the run's evaluations use it. It computes "
+    "in the types of its weights, without train.autocast.",
+)
+
+
+def make_parser_export() -> Parser:
+    parser = Parser(
+        "export",
+        "RUN --to safetensors|onnx|torch_export|caffemodel [--best] [--out FILE] [--overwrite]",
+        "Write a run's network as a file for other programs, and compare the two.",
+        takes_recipe=True,
+        notes=EXPORT_NOTES,
+    )
+    add = parser.add
+    add(
+        "--to",
+        choices=["safetensors", "onnx", "torch_export", "caffemodel"],
+        default=None,
+        help="format of the file",
+    )
+    parser.add_best()
+    parser.add_trust()
+    add("--out", metavar="FILE", help="the file; else model.SUFFIX in the run's folder")
+    parser.add_overwrite()
+    return parser
+
+
+def main_export(argv: list[str]) -> int:
+    from firecaffe.api.files_of_weights import export
+    from firecaffe.cli.arguments import show
+    from firecaffe.cli.typed_run import parse_run
+
+    parser = make_parser_export()
+    typed = parse_run(parser, argv)
+    given = parser.arguments(typed.options)
+    show(export(typed.where, **{**given, "to": given["to"] or ""}, replace=typed.replaced))
+    return 0
+
+
+def make_parser_unpack() -> Parser:
+    parser = Parser(
+        "unpack",
+        "NET.fcz [--to NET.safetensors] [--overwrite]",
+        "Write the weights of a .fcz file as safetensors, bit for bit, and print what the file "
+        "says about its network.",
+        notes=(
+            "No network is built and no code is run, so the file may come from a stranger. "
+            "Decoding takes less than 1 MB in addition to the largest tensor.",
+        ),
+    )
+    add = parser.add
+    add("paths", nargs="*", metavar="NET.fcz", help="the file")
+    add("--to", metavar="FILE", help="the file to write; else the same name with .safetensors")
+    parser.add_overwrite()
+    return parser
+
+
+def main_unpack(argv: list[str]) -> int:
+    from firecaffe.api.files_of_weights import unpack
+    from firecaffe.cli.arguments import show
+
+    parser = make_parser_unpack()
+    options = parser.parse_args(argv)
+    if len(options.paths) != 1:
+        given = " and ".join(options.paths) or "none"
+        raise RecipeError(f"unpack takes one file, found {given}; usage: {parser.usage}")
+    show(unpack(options.paths[0], to=options.to, overwrite=options.overwrite))
+    return 0
