@@ -20,9 +20,8 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
 from firecaffe.cluster.addresses import split_place
-from firecaffe.cluster.handshake import accept
 from firecaffe.cluster.links import Listener, call, listen
-from firecaffe.cluster.secret import SECRET, SignedStore, StrangerError, signed
+from firecaffe.cluster.secret import SECRET, SignedStore, StrangerError, accept, signed
 from firecaffe.errors import LaunchError, RecipeError
 
 ATTEMPTS = "firecaffe/attempts"

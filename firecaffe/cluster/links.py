@@ -34,9 +34,8 @@ from firecaffe.cluster.addresses import (
     listen_to_all,
     own_addresses,
 )
-from firecaffe.cluster.handshake import accept, prove
 from firecaffe.cluster.pulse import end_turn, take_turn
-from firecaffe.cluster.secret import BACKLOG, own_secret, signed
+from firecaffe.cluster.secret import BACKLOG, accept, own_secret, prove, signed
 from firecaffe.cluster.watch_message import (
     MOST_BYTES,
     PULSE,

@@ -25,8 +25,8 @@ import psutil
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster.handover import REPORT
-from firecaffe.cluster.handshake import PROVE_S
 from firecaffe.cluster.lost_ranks import SeenProcess
+from firecaffe.cluster.secret import PROVE_S
 
 LOOK_S = 1.0
 CROWDED_S = 0.05

@@ -1,12 +1,148 @@
-"""The findings about a network and its loss, as lines for people and as a record."""
+"""The findings about a network, for people and as a record, and what its loss is a mean of.
 
+A step adds its micro-batches' losses, each weighted by its samples. So each loss must be the mean
+over its samples; otherwise the micro-batch size changes the gradient. A few samples tell.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-from firecaffe.inventory.forward_watch import Changes
-from firecaffe.inventory.loss_trial import MEAN, WHOLE
-from firecaffe.inventory.network_state import Kinds
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from firecaffe.errors import RecipeError
+from firecaffe.generators import generators_kept, seed_generators
+from firecaffe.inventory.network_state import Changes, Kinds
 from firecaffe.value_checks import some_of
+
+Loss = Callable[[Any, Any], Tensor]
+
+MEAN = "the mean of the samples"
+WHOLE = "of each micro-batch as a whole"
+UNKNOWN = "not known what it is a mean of, for outputs or targets have no row for each sample"
+RAISED = "not known what it is a mean of, for of some samples it raises"
+
+TOLERANCE = 1e-3
+"""The largest relative difference between two losses that counts as rounding."""
+COARSE = 3e-2
+
+MOST_SAMPLES = 16
+
+EXACT, LEAST_APART = 2e-5, 0.1
+"""Relative error of a weighted mean, and least relative difference of two losses to tell it."""
+
+REMEDY = "expected the mean over the micro-batch's samples, each with the same weight"
+
+
+def check_reduction(word: str, loss: Any) -> None:
+    """Check the reduction of a torch loss. Raises: RecipeError if it is not a plain mean."""
+    if not isinstance(loss, nn.modules.loss._Loss):
+        return
+    if loss.reduction not in ("mean", "batchmean"):
+        raise RecipeError(
+            f"{word} is {type(loss).__name__}(reduction={loss.reduction!r}); {REMEDY}: "
+            'reduction="mean"'
+        )
+    is_weighted = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) and loss.weight is not None
+    if is_weighted:
+        raise RecipeError(
+            f"{word} is {type(loss).__name__}(weight=…), a mean over the weights of the labels "
+            f"that a micro-batch happens to have; {REMEDY}: task.class_weights of a recipe, or "
+            'F.cross_entropy(outputs, labels, weight, reduction="none").mean()'
+        )
+
+
+def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
+    """Say what a loss is a mean of: MEAN, WHOLE, UNKNOWN, or RAISED with the error's type.
+
+    outputs, targets: tensors or trees of them, with a row for each sample. Raises: RecipeError if
+    it is a sum, a weighted mean, or a mean over fewer than the samples.
+    """
+    leaves = [leaf for leaf in tree_leaves((outputs, targets)) if isinstance(leaf, Tensor)]
+    count = next((len(leaf) for leaf in leaves if leaf.ndim), 0)
+    if not count or any(leaf.ndim == 0 or len(leaf) != count for leaf in leaves):
+        return UNKNOWN
+    count = min(count, MOST_SAMPLES)
+
+    def of(*places: int) -> float:
+        index = torch.tensor(places, device=leaves[0].device)
+        seed_generators(0)  # a loss may draw random numbers
+        with torch.no_grad():
+            return float(loss(_taken(outputs, index), _taken(targets, index)))
+
+    try:
+        with generators_kept(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some losses warn about a single sample
+            losses = [of(place) for place in range(count)]
+            pairs = [of(place, place + 1) for place in range(count - 1)]
+            twice, whole = of(0, 0), of(*range(count))
+    except RecipeError:
+        raise
+    except Exception as error:  # some losses need several samples
+        return f"{RAISED} {type(error).__name__}"
+    is_coarse = any(leaf.is_floating_point() and leaf.dtype.itemsize == 2 for leaf in leaves)
+    close = partial(math.isclose, rel_tol=COARSE if is_coarse else TOLERANCE, abs_tol=1e-6)
+    if not close(losses[0], 0) and close(twice, 2 * losses[0]):
+        raise RecipeError(
+            f"{word} gives {losses[0]:.4g} for the first sample, and {twice:.4g} for that sample "
+            f"twice: it is a sum; {REMEDY}"
+        )
+    apart = list[int]()
+    for place, pair in enumerate(pairs):
+        one, other = losses[place : place + 2]
+        alone, left = (one, other) if _is_none(one) else (other, one)
+        counts = not _is_none(left) and not close(left, 0)
+        if _is_none(alone) and counts and close(pair, left):
+            raise RecipeError(
+                f"{word} gives {alone:g} for one sample, {left:.4g} for another, and {pair:.4g} "
+                "for both: it is a mean over fewer than the samples, as without those of "
+                f"ignore_index; {REMEDY}, where one without a label adds 0"
+            )
+        if not close(pair, (one + other) / 2):
+            apart.append(place)
+    # The pair that differs most best tells a weighted mean from a root of a mean.
+    place = max(apart, key=lambda at: abs(losses[at] - losses[at + 1]), default=0)
+    if apart and not is_coarse and _is_weighted(losses, pairs[place], of, place):
+        raise RecipeError(
+            f"{word} gives {losses[place]:.4g} and {losses[place + 1]:.4g} for two samples, and "
+            f"{pairs[place]:.4g} for both: it is a weighted mean; {REMEDY}"
+        )
+    is_mean = close(twice, losses[0]) and close(whole, sum(losses) / count)
+    return MEAN if is_mean else WHOLE
+
+
+def _is_none(value: float) -> bool:
+    return math.isnan(value) or value == 0
+
+
+def _is_weighted(
+    losses: Sequence[float], pair: float, of: Callable[..., float], place: int
+) -> bool:
+    """Whether repeated samples give the loss that follows from the pair's weight."""
+    one, other = losses[place], losses[place + 1]
+    apart = abs(one - other) > LEAST_APART * max(abs(one), abs(other))
+    if not apart or not min(one, other) < pair < max(one, other):
+        return False
+    # From pair = (one + weight * other) / (1 + weight).
+    weight = (one - pair) / (pair - other)
+    with generators_kept():
+        return all(
+            math.isclose(
+                of(*[place] * first, *[place + 1] * second),
+                (first * one + weight * second * other) / (first + weight * second),
+                rel_tol=EXACT,
+            )
+            for first, second in ((2, 1), (5, 1), (1, 5))
+        )
+
+
+def _taken(tree: Any, index: Tensor) -> Any:
+    return tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
 
 
 @dataclass(frozen=True)

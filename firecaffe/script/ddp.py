@@ -35,7 +35,6 @@ from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.threads import begin_thread
-from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.script_arguments import (
     ArgumentError,
     SecondHookError,
@@ -44,6 +43,7 @@ from firecaffe.script.script_arguments import (
     check_network,
     check_sums_nothing,
     check_words,
+    tell_of_own_state,
 )
 from firecaffe.script.script_exchange import (
     DDPBucket,

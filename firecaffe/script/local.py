@@ -29,7 +29,6 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.inventory.network_state import check_state
 from firecaffe.parallel.layer_split import Split
 from firecaffe.script.ddp import BUCKET_BYTES, bucket_sizes
-from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.script_arguments import (
     ArgumentError,
     NothingToTrainError,
@@ -40,6 +39,7 @@ from firecaffe.script.script_arguments import (
     check_sums_nothing,
     check_whole_number,
     check_words,
+    tell_of_own_state,
 )
 from firecaffe.script.script_exchange import (
     check_encodable,

@@ -1,8 +1,10 @@
-"""Checks of the arguments of functions for a user's own training loop; each error is one line.
+"""Checks of what a script gives to functions for its own training loop; each error is one line.
 
-They run before a world is joined, because a failed call must not leave one.
+They run before a world is joined, because a failed call must not leave one; what ranks do not
+exchange is known, and warned about, at a network's first forward.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -18,8 +20,10 @@ from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.config import NO_COMPRESSOR, check_timeout
+from firecaffe.inventory.network_state import ForwardWatch, kinds_of
 from firecaffe.script.script_exchange import check_encodable
 from firecaffe.user_code import shown
+from firecaffe.value_checks import some_of
 
 REFUSED = {
     "mixed_precision": "DDP sums these gradients itself; use torch.autocast, or model.to(dtype)",
@@ -204,3 +208,50 @@ def check_whole_number(function: str, word: str, value: Any, least: int) -> None
 def check_number(function: str, word: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ArgumentError(f"{function}: {word} is {shown(value)}; it must be a number")
+
+
+def tell_of_own_state(module: nn.Module, call: str, averages: bool) -> None:
+    """Warn, on the first rank, about state that the function `call` does not exchange.
+
+    `averages`: it averages trained parameters, so that forward may change these.
+    """
+    if dist.is_initialized() and (dist.get_rank() or dist.get_world_size() == 1):
+        return
+    if extra := kinds_of(module).extra:
+        _warn(call, f"the extra state of {some_of(extra)}")
+    _FirstForward(module, call, averages)
+
+
+class _FirstForward:
+    def __init__(self, module: nn.Module, call: str, averages: bool) -> None:
+        self._call, self._averages = call, averages
+        self._watch: ForwardWatch | None = None
+        self._hooks = (
+            module.register_forward_pre_hook(self._before),
+            module.register_forward_hook(self._after),
+        )
+
+    def _before(self, module: nn.Module, _: Any) -> None:
+        if torch.compiler.is_compiling():
+            return  # otherwise the check would be compiled, too
+        if module.training and self._watch is None:
+            self._watch = ForwardWatch(module)
+
+    def _after(self, *_: Any) -> None:
+        if torch.compiler.is_compiling() or self._watch is None:
+            return
+        for hook in self._hooks:
+            hook.remove()
+        changed = self._watch.changed()
+        if self._averages:
+            changed = [name for name in changed if not self._watch.is_trained(name)]
+        if changed:
+            _warn(self._call, f"what forward changes of {some_of(changed)}")
+
+
+def _warn(call: str, what: str) -> None:
+    warnings.warn(
+        f"{call} does not exchange {what}: each rank has its own; keep it in a buffer, or exchange "
+        "it in the script",
+        stacklevel=4,
+    )

@@ -13,7 +13,6 @@ from firecaffe.cluster.from_script import from_script
 from firecaffe.inventory.network_state import check_state
 from firecaffe.parallel.layer_split import Split, check_parts, choose_layers, replace_layers
 from firecaffe.parallel.parts import PartGroup
-from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.script_arguments import (
     ArgumentError,
     check_group,
@@ -21,6 +20,7 @@ from firecaffe.script.script_arguments import (
     check_patience,
     check_sums_nothing,
     check_whole_number,
+    tell_of_own_state,
 )
 from firecaffe.script.script_exchange import join_launched_world, leave, meet
 from firecaffe.user_code import shown

@@ -15,7 +15,7 @@ from firecaffe.data import Batches, Dataset, Layout, check_data, given_layout, i
 from firecaffe.data.dataset import leaf_of, map_batch, tree_words
 from firecaffe.errors import OwnCodeError, RecipeError, RunError
 from firecaffe.generators import generators_kept
-from firecaffe.inventory.loss_trial import check_reduction
+from firecaffe.inventory.findings import check_reduction
 from firecaffe.inventory.network_state import check_state
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models import MODELS

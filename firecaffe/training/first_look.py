@@ -12,10 +12,15 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, Batches, num_samples
 from firecaffe.errors import RecipeError
-from firecaffe.inventory.findings import Inventory
-from firecaffe.inventory.forward_watch import Changes, ForwardWatch
-from firecaffe.inventory.loss_trial import mean_of
-from firecaffe.inventory.network_state import Digests, attributes_of, kinds_of, tensor_digest
+from firecaffe.inventory.findings import Inventory, mean_of
+from firecaffe.inventory.network_state import (
+    Changes,
+    Digests,
+    ForwardWatch,
+    attributes_of,
+    kinds_of,
+    tensor_digest,
+)
 from firecaffe.training.forward import Forward
 
 

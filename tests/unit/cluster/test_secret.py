@@ -14,13 +14,16 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-from firecaffe.cluster import handshake
+from firecaffe.cluster import secret
 from firecaffe.cluster.addresses import LOOPBACK, listen_at
-from firecaffe.cluster.handshake import CALL_BYTES, CHALLENGE_BYTES, accept, prove
 from firecaffe.cluster.secret import (
+    CALL_BYTES,
+    CHALLENGE_BYTES,
     SECRET,
     SignedStore,
     StrangerError,
+    accept,
+    prove,
     read_secret,
     secret_of,
     signed,
@@ -204,8 +207,8 @@ def test_ranks_that_know_the_key_are_connected(met: Met) -> None:
 
 def test_who_is_silent_holds_up_nobody(met: Met, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than may wait."""
-    monkeypatch.setattr(handshake, "MOST_UNPROVED", 4)
-    monkeypatch.setattr(handshake, "LEAST_S", 0.0)
+    monkeypatch.setattr(secret, "MOST_UNPROVED", 4)
+    monkeypatch.setattr(secret, "LEAST_S", 0.0)
     with ExitStack() as strangers:
         silent = [strangers.enter_context(met.call()) for _ in range(20)]
         found = met.waits(1)
@@ -218,14 +221,14 @@ def test_who_is_silent_holds_up_nobody(met: Met, monkeypatch: pytest.MonkeyPatch
 
 
 def test_who_takes_too_long_is_closed(met: Met, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "PROVE_S", 0.05)
+    monkeypatch.setattr(secret, "PROVE_S", 0.05)
     with met.call() as silent:
         found = met.waits(1)
         silent.settimeout(LONG_S)
         assert len(silent.recv(64)) == CHALLENGE_BYTES
         assert silent.recv(64) == b""
         assert not found.done()
-        monkeypatch.setattr(handshake, "PROVE_S", LONG_S)
+        monkeypatch.setattr(secret, "PROVE_S", LONG_S)
         with met.as_rank(1), found.result()[1]:
             pass
 
@@ -257,8 +260,8 @@ def test_a_recorded_call_proves_nothing(met: Met) -> None:
     with met.as_rank(1), met.call() as again:
         own = b"\1" * CHALLENGE_BYTES
         challenge = again.recv(CHALLENGE_BYTES)
-        content = own + handshake.RANK.pack(2)
-        again.sendall(content + handshake._mac(KEY, b"calls", challenge[::-1] + content))
+        content = own + secret.RANK.pack(2)
+        again.sendall(content + secret._mac(KEY, b"calls", challenge[::-1] + content))
         again.settimeout(LONG_S)
         assert again.recv(64) == b""
         with met.as_rank(2):

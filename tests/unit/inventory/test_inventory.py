@@ -15,9 +15,14 @@ from benchmarks.training.unusual.layers import contrast
 from benchmarks.training.unusual.teachers import Teacher
 from firecaffe.errors import RecipeError
 from firecaffe.generators import NUMPY, PYTHON, TORCH
-from firecaffe.inventory.forward_watch import Changes, ForwardWatch
-from firecaffe.inventory.loss_trial import MEAN, RAISED, UNKNOWN, WHOLE, check_reduction, mean_of
-from firecaffe.inventory.network_state import attributes_of, check_state, kinds_of
+from firecaffe.inventory.findings import MEAN, RAISED, UNKNOWN, WHOLE, check_reduction, mean_of
+from firecaffe.inventory.network_state import (
+    Changes,
+    ForwardWatch,
+    attributes_of,
+    check_state,
+    kinds_of,
+)
 from tests.kit.training_modules import Composed
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -11,7 +11,7 @@ from firecaffe import DataConfig, ModelConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.errors import RecipeError
 from firecaffe.generators import TORCH
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.inventory.loss_trial import MEAN
+from firecaffe.inventory.findings import MEAN
 from firecaffe.measure import step_times as measured_step
 from firecaffe.measure.found_cluster import calibrated
 from firecaffe.measure.ranks_and_links import inventory_of

@@ -22,8 +22,8 @@ from benchmarks.training.unusual.layers import PIXELS, WIDTH, Clamp, Words
 from benchmarks.training.unusual.teachers import Teacher
 from firecaffe.cluster.groups import group_of_one
 from firecaffe.errors import RecipeError
-from firecaffe.script.first_forward import tell_of_own_state
 from firecaffe.script.local import after_each_update
+from firecaffe.script.script_arguments import tell_of_own_state
 from firecaffe.script.script_exchange import host_key, ranks_per_host
 
 # --- arguments ------------------------------------------------------------------------------------
