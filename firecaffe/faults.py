@@ -5,7 +5,7 @@ message. docs/explanation/faults.md lists the kinds.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from firecaffe.resume_advice import or_restarts, resume_word
@@ -138,18 +138,8 @@ class Fault:
     def parse(cls, text: str) -> Self:
         """Read the JSON of another rank or a file. Raises ValueError if it is not a fault."""
         try:
-            fields = json.loads(text)
-            fault = cls(
-                kind=fields["kind"],
-                rank=fields["rank"],
-                host=fields["host"],
-                step=fields["step"],
-                seen=fields["seen"],
-                detail=fields["detail"],
-                code=fields["code"],
-                can_resume=fields["can_resume"],
-                folder=fields.get("folder", ""),
-            )
+            said = {"folder": "", **json.loads(text)}
+            fault = cls(**{field.name: said[field.name] for field in fields(cls)})
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"no fault: {error}") from error
         texts = fault.kind, fault.host, fault.seen, fault.detail, fault.folder

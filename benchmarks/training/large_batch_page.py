@@ -16,7 +16,7 @@ from scipy.stats import t
 
 from benchmarks.training.large_batch import FAILED, LARS_RATE, RATES
 from firecaffe.api.compare_groups import verdict as compared
-from firecaffe.runs.measure import percent, points
+from firecaffe.runs.measure import TOP1, of_difference, of_mean
 from firecaffe.runs.statistics import BAND, CONFIDENCE, Difference, Mean, differences, mean_of
 from firecaffe.tuning.accuracy_verdict import UNDECIDED, judge
 
@@ -124,13 +124,17 @@ def values(top1: Record) -> list[float]:
     return [mean - spread, mean, mean + spread]
 
 
+def _points(found: Difference) -> str:
+    return of_difference(found, TOP1).removesuffix(" points")
+
+
 def shown(top1: Record, has_failed: bool = False) -> str:
     """With every value if seeds failed, as far as they were kept."""
     if "values" in top1:
-        return percent(mean_of(top1["values"]), has_failed)
+        return of_mean(mean_of(top1["values"]), TOP1, has_failed)
     if has_failed and top1["half"]:
         return f"mean {100 * top1['mean']:.2f} % (values not kept)"
-    return percent(Mean(top1["mean"], top1["half"], top1["n"]))
+    return of_mean(Mean(top1["mean"], top1["half"], top1["n"]), TOP1)
 
 
 def by_rules(rules: Record) -> str:
@@ -177,7 +181,7 @@ def _rule_line(row: Record, against: Difference | None) -> str:
         f"{row['steps']:,}",
         shown(row["top1"], bool(row["failed"])),
         str(row["failed"]),
-        "" if against is None else points(against),
+        "" if against is None else _points(against),
         verdict if against is None else compared(against),
     ]
     return f"| {' | '.join(cells)} |"
@@ -203,7 +207,7 @@ def tuned_line(search: Record) -> str:
         f"{best['rule']}: {best['base_lr']:.3g}{warmup}",
         shown(search["before"]),
         shown(search["after"]),
-        points(verdict.against),
+        _points(verdict.against),
         f"**{verdict.verdict}**{more}",
     ]
     return f"| {' | '.join(cells)} |"
@@ -216,7 +220,7 @@ def control(record: Record) -> str:
         rate=record["rate"],
         before=record["rate_before"],
         top1=shown(record["before"]),
-        difference=points(verdict.against),
+        difference=_points(verdict.against),
         verdict=verdict.verdict
         + (f", {verdict.more} more of each" if verdict.verdict == UNDECIDED else ""),
     )

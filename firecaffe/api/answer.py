@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import check_writable, write_atomically, written_aside
@@ -28,6 +30,20 @@ def make_console(stderr: bool = False) -> Console:
     if console.is_terminal:
         return console
     return Console(highlight=False, stderr=stderr, width=UNCUT_WIDTH)
+
+
+PLAIN: dict[str, Any] = {"show_edge": False, "padding": (0, 1, 0, 0)}
+"""The style of a table that begins where the lines around it do."""
+
+
+def numbers_table(
+    *headers: str, texts: Sequence[str] = (), no_wrap: bool = True, **words: Any
+) -> Table:
+    """Return an empty table, whose columns hold numbers but for those of `texts`."""
+    table = Table(box=SIMPLE_HEAD, **words)
+    for header in headers:
+        table.add_column(header, justify="left" if header in texts else "right", no_wrap=no_wrap)
+    return table
 
 
 def time_words(seconds: float) -> str:

@@ -11,11 +11,15 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
-from rich.table import Table
 
-from firecaffe.api.answer import Answer, check_cluster_file, make_console, write_cluster
+from firecaffe.api.answer import (
+    Answer,
+    check_cluster_file,
+    make_console,
+    numbers_table,
+    write_cluster,
+)
 from firecaffe.api.argument_checks import check_count, check_device, path_of, refuse_beside
 from firecaffe.api.recipe_argument import network_of, recipe_for, recipe_of
 from firecaffe.cluster.agree import agree, gather_text
@@ -295,9 +299,7 @@ def _answer(result: Look | None, recipe: CheckedRecipe | None, write: str | Path
 
 
 def _parts(measured: MeasuredCluster) -> Iterator[RenderableType]:
-    table = Table(box=SIMPLE_HEAD)
-    for header in HEADERS:
-        table.add_column(header, justify="right", no_wrap=True)
+    table = numbers_table(*HEADERS)
     for rank in measured.ranks:
         table.add_row(
             str(rank.rank),
@@ -312,9 +314,7 @@ def _parts(measured: MeasuredCluster) -> Iterator[RenderableType]:
         )
     yield table
     if measured.links:
-        links = Table(box=SIMPLE_HEAD)
-        for header in ("link", "latency, µs", "MB/s"):
-            links.add_column(header, justify="right", no_wrap=True)
+        links = numbers_table("link", "latency, µs", "MB/s")
         for link in measured.links:
             where = " (one host)" if link.in_host else ""
             links.add_row(

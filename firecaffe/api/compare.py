@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from firecaffe.api.answer import Answer, check_picture
+from firecaffe.api.answer import PLAIN, Answer, check_picture
 from firecaffe.api.argument_checks import paths_of
 from firecaffe.api.compare_groups import as_dict as groups_as_dict
 from firecaffe.api.compare_groups import page, render_groups
@@ -253,7 +253,7 @@ def _words(runs: Sequence[TableRun], words: dict[str, list[Any]]) -> Table:
 
 
 def _empty_table() -> Table:
-    return Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    return Table(box=SIMPLE_HEAD, **PLAIN)
 
 
 def _show(value: Any) -> str:

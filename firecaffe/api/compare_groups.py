@@ -11,12 +11,10 @@ from statistics import median
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from firecaffe.api.answer import load_figure, take_literally
+from firecaffe.api.answer import PLAIN, load_figure, numbers_table, take_literally
 from firecaffe.files import finite
 from firecaffe.resume_advice import option
 from firecaffe.runs.checklist import Item
@@ -82,11 +80,9 @@ def render_groups(
     target: float | None,
 ) -> list[RenderableType]:
     """Return the table and lines below it. `words` are the differing fields' values by group."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    title = "time to target" if target is not None else "time"
-    for header in ("", *headers(rows)):
-        name = title if header == "time" else header
-        table.add_column(name, justify="left" if header in ("", "hardware", "net") else "right")
+    time = "time to target" if target is not None else "time"
+    names = ["", *(time if header == "time" else header for header in headers(rows))]
+    table = numbers_table(*names, texts=("", "hardware", "net"), no_wrap=False, **PLAIN)
     for letter, row in zip(letters(len(rows)), rows, strict=True):
         table.add_row(letter, *cells(row, rows))
     differ = [

@@ -12,12 +12,14 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from firecaffe.api.answer import (
+    PLAIN,
     SUFFIXES,
     Answer,
     check_picture,
     check_target,
     load_figure,
     make_console,
+    numbers_table,
     write_picture,
 )
 from firecaffe.api.argument_checks import check_count, refuse_beside
@@ -66,17 +68,10 @@ def _chart(
     levels = sorted(getattr(layers[0], what), reverse=True)
     unit = "points of " if measure.is_share else ""
     said = "keeps" if what == "keeps" else "shares values of"
-    table = Table(
-        title=f"{unit}{measure.words} lost on held-out samples if a layer alone {said} …",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("layer")
-    table.add_column("weights", justify="right")
-    for level in levels:
-        table.add_column(header.format(scale * level), justify="right")
+    title = f"{unit}{measure.words} lost on held-out samples if a layer alone {said} …"
+    headers = ("layer", "weights", *(header.format(scale * level) for level in levels))
+    style: dict[str, Any] = {"title": title, "title_justify": "left", **PLAIN}
+    table = numbers_table(*headers, texts=("layer",), no_wrap=False, **style)
     for layer in layers:
         lost = [getattr(layer, what)[level] for level in levels]
         table.add_row(layer.name, f"{layer.weights:,}", *(f"{bar(x)}{x:.1f}" for x in lost))
@@ -106,7 +101,7 @@ def report(record: Record) -> Iterator[RenderableType]:
 
 
 def _tensors(record: Record) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, show_footer=True, padding=(0, 1, 0, 0))
+    table = Table(box=SIMPLE_HEAD, show_footer=True, **PLAIN)
     rows = record["tensors"]
     sums = {
         word: sum(row[word] for row in rows)
@@ -143,10 +138,8 @@ def _tensors(record: Record) -> Table:
 
 
 def _tried(record: Record, measure: Measure) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("tried")
-    for header in ("bytes", "ratio", f"held-out {measure.words}", "lost", "test", "lost"):
-        table.add_column(header, justify="right")
+    headers = ("tried", "bytes", "ratio", f"held-out {measure.words}", "lost", "test", "lost")
+    table = numbers_table(*headers, texts=("tried",), no_wrap=False, **PLAIN)
     for size in record["tried"]:
         cells = []
         for part in ("held_out", "test"):

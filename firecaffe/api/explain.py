@@ -7,11 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 
-from firecaffe.api.answer import Answer
+from firecaffe.api.answer import Answer, numbers_table
 from firecaffe.api.argument_checks import paths_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.errors import FirecaffeError, RecipeError, RunError
@@ -49,9 +48,11 @@ from firecaffe.runs.score import (
     Score,
     causes,
     measured_parts,
+    ms,
     score,
     score_mode,
     score_parallel,
+    title_of,
 )
 
 SERVED_HEADERS = ("rank", "micro-batches", "one takes", "idle", "pulled", "pushed")
@@ -59,9 +60,7 @@ SERVED_HEADERS = ("rank", "micro-batches", "one takes", "idle", "pulled", "pushe
 
 def served_table(explained: ServedExplanation) -> Table:
     """Return the table of ranks of a run with a server."""
-    table = Table(box=SIMPLE_HEAD)
-    for header in SERVED_HEADERS:
-        table.add_column(header, justify="right", no_wrap=True)
+    table = numbers_table(*SERVED_HEADERS)
     for rank in explained.ranks:
         table.add_row(*_served_cells(rank))
     return table
@@ -175,10 +174,6 @@ def sentence(slow: Slow, own_part: str = "its own part of a step takes") -> str:
         f"rank {slow.rank} {what} {ms(slow.own_s)}, against {ms(slow.others_s)} "
         f"({slow.factor:.2f} times; p = {slow.p_value:.2g}, n = {slow.samples})"
     )
-
-
-def ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.1f} ms"
 
 
 HEADERS = {
@@ -332,9 +327,7 @@ def _waits(ranks: Sequence[RankTimes]) -> list[str]:
 
 
 def _table(explanation: Explanation) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    for header in ("rank", "steps", "step", *HEADERS.values(), "rest"):
-        table.add_column(header, justify="right")
+    table = numbers_table("rank", "steps", "step", *HEADERS.values(), "rest", no_wrap=False)
     for rank in explanation.ranks:
         shares = [f"{ms(rank.parts_s[p])} {rank.parts_s[p] / rank.step_s:4.0%}" for p in PARTS]
         table.add_row(
@@ -345,12 +338,10 @@ def _table(explanation: Explanation) -> Table:
 
 def _forecast(scored: Score) -> Table:
     """Return a table of each part's forecast and its measurement, of all ranks together."""
-    table = Table(box=SIMPLE_HEAD, title=f"forecast for {scored.cluster}")
-    for header in ("part of a step", "forecast", "low - high", "measured", "difference"):
-        table.add_column(header, justify="right", no_wrap=True)
+    headers = ("part of a step", "forecast", "low - high", "measured", "difference")
+    table = numbers_table(*headers, title=f"forecast for {scored.cluster}")
     for part in (*scored.parts, scored.step):
         band = f"{part.low_s * 1e3:,.1f} - {ms(part.high_s)}"
         gap = f"{(part.measured_s - part.forecast_s) * 1e3:+,.1f} ms"
-        name = part.name.removesuffix("_s").replace("exchange", "exposed exchange")
-        table.add_row(name, ms(part.forecast_s), band, ms(part.measured_s), gap)
+        table.add_row(title_of(part.name), ms(part.forecast_s), band, ms(part.measured_s), gap)
     return table

@@ -5,13 +5,12 @@ from dataclasses import asdict
 from itertools import groupby, pairwise
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from firecaffe.api.answer import time_words
+from firecaffe.api.answer import numbers_table, time_words
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
@@ -159,11 +158,7 @@ class Parallel:
         return f"{title}\n{draw(plan, self._cost(plan))}"
 
     def parts(self) -> Iterator[RenderableType]:
-        table = Table(box=SIMPLE_HEAD)
-        table.add_column("workers", justify="right", no_wrap=True)
-        table.add_column("way", no_wrap=True)
-        for header in WAY_HEADERS:
-            table.add_column(header, justify="right", no_wrap=True)
+        table = numbers_table("workers", "way", *WAY_HEADERS, texts=("way",))
         before = 0
         for plan in self.plans:
             if before not in (0, plan.workers):
@@ -177,11 +172,9 @@ class Parallel:
         yield Text()
 
     def _why(self, best: SplitPlan) -> Table:
-        table = Table(box=SIMPLE_HEAD, title=f"{_way(best)} on {best.workers} workers, MB and ms")
-        table.add_column("layer", no_wrap=True)
-        table.add_column("layout", no_wrap=True)
-        for header in ("|W|", "|D|", "by data", "ms", "so", "ms"):
-            table.add_column(header, justify="right", no_wrap=True)
+        title = f"{_way(best)} on {best.workers} workers, MB and ms"
+        headers = ("layer", "layout", "|W|", "|D|", "by data", "ms", "so", "ms")
+        table = numbers_table(*headers, texts=headers[:2], title=title)
         for reason in self.reasons:
             table.add_row(
                 reason.name,

@@ -10,11 +10,11 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from firecaffe.api.answer import numbers_table
 from firecaffe.api.plan_tables import assumptions, hours_words
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.advice import NO_ACCURACY, Gain, folded, gain_of
@@ -24,6 +24,7 @@ from firecaffe.planner.forecast import Forecast, fastest, forecasts, most_useful
 from firecaffe.planner.precision import PRECISIONS, in_precision, precision_words
 from firecaffe.planner.published_trainings import epochs_law_of
 from firecaffe.planner.workload import Workload
+from firecaffe.value_checks import count_of
 
 LEAST_GAIN = 0.05
 """A faster link must be sure to bring this share of samples a second more."""
@@ -190,10 +191,8 @@ class LinkChoice:
 
     def table(self) -> Table:
         """Links by workers: samples/s, efficiency, and hours if they are known."""
-        table = Table(box=SIMPLE_HEAD, show_lines=True)
-        table.add_column("link", no_wrap=True)
-        for workers in self.workers:
-            table.add_column(_count(workers), justify="right", no_wrap=True)
+        counts = map(_count, self.workers)
+        table = numbers_table("link", *counts, texts=("link",), show_lines=True)
         for name, cells in self.cells():
             table.add_row(name, *("\n".join(cell) for cell in cells))
         return table
@@ -289,7 +288,7 @@ def _gain_words(gain: Gain) -> str:
 
 
 def _count(workers: int) -> str:
-    return "1 worker" if workers == 1 else f"{workers} workers"
+    return count_of(workers, "worker", "workers")
 
 
 def _listed(names: Sequence[str]) -> str:

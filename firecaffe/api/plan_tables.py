@@ -7,12 +7,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from firecaffe.api.answer import load_figure, time_words, write_picture
+from firecaffe.api.answer import load_figure, numbers_table, time_words, write_picture
 from firecaffe.api.argument_checks import check_number
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
@@ -62,11 +61,8 @@ class Modes:
         return [{"workers": self.row.workers, **asdict(mode)} for mode in self.rows]
 
     def parts(self) -> Iterator[RenderableType]:
-        table = Table(box=SIMPLE_HEAD)
-        workers = "1 worker" if self.row.workers == 1 else f"{self.row.workers} workers"
-        table.add_column(f"mode, on {workers}", no_wrap=True)
-        for header in MODE_HEADERS:
-            table.add_column(header, justify="right", no_wrap=True)
+        first = f"mode, on {count_of(self.row.workers, 'worker', 'workers')}"
+        table = numbers_table(first, *MODE_HEADERS, texts=(first,))
         for mode in self.rows:
             table.add_row(
                 mode.words,
@@ -110,11 +106,7 @@ class Modes:
 
 def plan_table(work: Workload, cluster: Cluster, rows: Sequence[Forecast], is_long: bool) -> Table:
     """Return the three fastest exchanges and the recipe's, or with `is_long` every one."""
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("workers", justify="right", no_wrap=True)
-    table.add_column("exchange", no_wrap=True)
-    for header in HEADERS:
-        table.add_column(header, justify="right", no_wrap=True)
+    table = numbers_table("workers", "exchange", *HEADERS, texts=("exchange",))
     for workers, own in groupby(shown_rows(work, cluster, rows, is_long), lambda row: row.workers):
         for row in own:
             way = row.exchange if row.compressor == NO_COMPRESSOR else row.compressor

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 
-from firecaffe.api.answer import Answer, check_target
+from firecaffe.api.answer import PLAIN, Answer, check_target, numbers_table
 from firecaffe.api.argument_checks import check_count, check_number, commas, paths_of
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.from_script import from_script
@@ -184,10 +183,9 @@ def _line(trial: Trial) -> str:
 
 
 def _table(tuned: TuneResult) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    words = tuned.measure.words
-    for header in ("", "rule", "solver", "rate", "warm-up", "steps", f"held-out\n{words}", ""):
-        table.add_column(header, justify="left" if header in ("", "rule", "solver") else "right")
+    texts, held_out = ("", "rule", "solver"), f"held-out\n{tuned.measure.words}"
+    headers = (*texts, "rate", "warm-up", "steps", held_out, "")
+    table = numbers_table(*headers, texts=texts, no_wrap=False, **PLAIN)
     for number, result in enumerate(tuned.searched, start=1):
         candidate = result.candidate
         table.add_row(

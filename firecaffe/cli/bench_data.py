@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from firecaffe.api.answer import make_console, write_cluster
+from firecaffe.api.answer import make_console, numbers_table, write_cluster
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.shared_options import add_cluster_file, cluster_to_write
 from firecaffe.cluster.process_settings import keep_freed_memory
@@ -226,20 +224,8 @@ def advice(measured: InputRates, model_rate: float) -> list[str]:
 
 def _table(rates: InputRates) -> Table:
     title = f"{rates.about}; {rates.image_bytes / 1e3:.3g} kB an image; {rates.threads} threads"
-    table = Table(box=SIMPLE_HEAD, title=title)
-    for header in ("stage", "images/s", "MB/s"):
-        table.add_column(header, justify="right" if header != "stage" else "left", no_wrap=True)
-    for row in _rows(rates.stages):
-        table.add_row(*row)
+    table = numbers_table("stage", "images/s", "MB/s", texts=("stage",), title=title)
+    for stage in rates.stages:
+        read = f"{stage.bytes_per_s / 1e6:,.1f}" if stage.bytes_per_s else ""
+        table.add_row(stage.name, f"{stage.images_per_s:,.0f}", read)
     return table
-
-
-def _rows(stages: Sequence[InputStage]) -> list[tuple[str, str, str]]:
-    return [
-        (
-            stage.name,
-            f"{stage.images_per_s:,.0f}",
-            f"{stage.bytes_per_s / 1e6:,.1f}" if stage.bytes_per_s else "",
-        )
-        for stage in stages
-    ]

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from firecaffe.api.answer import make_console, write_cluster
+from firecaffe.api.answer import make_console, numbers_table, write_cluster
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.shared_options import NAME, add_cluster_file, cluster_to_write, network_words
 from firecaffe.errors import MemoryFullError, RecipeError
@@ -164,11 +162,9 @@ def _show(
     console: Console, recipe: CheckedRecipe, rows: Sequence[StepTimes], types: Sequence[LayerTypes]
 ) -> None:
     names = list(dict.fromkeys(name for kinds in types for name in kinds.time_s))
-    table = Table(box=SIMPLE_HEAD, title=f"{recipe.model.label}, one worker")
-    for header in ("samples", "ms", "samples/s", "of best", "update, ms", "MB"):
-        table.add_column(header, justify="right", no_wrap=True)
-    for name in names:
-        table.add_column(SHORT_LAYER_NAMES.get(name, name), justify="right", no_wrap=True)
+    headers = ["samples", "ms", "samples/s", "of best", "update, ms", "MB"]
+    headers += [SHORT_LAYER_NAMES.get(name, name) for name in names]
+    table = numbers_table(*headers, title=f"{recipe.model.label}, one worker")
     best = max(row.images_per_s for row in rows)
     for row, kinds in zip(rows, types, strict=True):
         whole = sum(kinds.time_s.values())

@@ -26,7 +26,7 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namesp
         given = " and ".join(line.positionals) or "none"
         own = "" if line.positionals else _own_recipe(line.options)
         raise RecipeError(
-            f"{parser.command} takes one recipe, found {given}{own}; {_usage(parser)}"
+            f"{parser.command} takes one recipe, found {given}{own}; usage: {parser.usage}"
         )
     path = recipe_path(line.positionals[0])
     sections = read_sections(path)
@@ -121,7 +121,3 @@ def _check_typed(parser: Parser, recipe: Recipe, typed: list[str]) -> None:
             raise RecipeError(f"--{word} has no effect on {parser.command}: {parser.instead[word]}")
         if word in idle:
             raise RecipeError(f"--{idle[word]}")
-
-
-def _usage(parser: Parser) -> str:
-    return f"usage: {parser.usage}"

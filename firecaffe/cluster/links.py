@@ -229,7 +229,7 @@ def listen(one_host: bool) -> socket.socket:
 def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.socket:
     """Call another rank. Raises: LaunchError if it cannot be reached."""
     port, reasons = listener.port, []
-    for address in _in_turn(listener.addresses):
+    for address in (*listener.addresses, *listener.addresses):  # a queue may have been full
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             break
@@ -244,10 +244,6 @@ def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.s
         except OSError as error:
             reasons.append(f"{join_place(address, port)}: {error}")
     raise LaunchError(f"rank {rank} cannot reach rank {other}: {'; '.join(reasons)}")
-
-
-def _in_turn(addresses: Sequence[str]) -> list[str]:
-    return [*addresses, *addresses]  # a listener's queue may have been full
 
 
 TCP_INFO = struct.Struct("=56xI")

@@ -98,10 +98,6 @@ def unlike_measures(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def percent(mean: Mean, has_failed: bool = False) -> str:
-    return of_mean(mean, TOP1, has_failed)
-
-
 def of_mean(mean: Mean, measure: Measure, has_failed: bool = False) -> str:
     """Print a metric's mean with its interval, or the median and all values if seeds failed."""
     # If seeds failed or the interval of a share leaves 0 to 100 %, a mean describes no run.
@@ -115,20 +111,12 @@ def of_mean(mean: Mean, measure: Measure, has_failed: bool = False) -> str:
     return f"{_number(mean.value, measure)}{interval}{unit}"
 
 
-def points(found: Difference) -> str:
-    return _difference(found, TOP1)
-
-
-def of_difference(found: Difference, measure: Measure) -> str:
-    return _difference(found, measure) + (" points" if measure.is_share else "")
-
-
-def _difference(difference: Difference, measure: Measure) -> str:
+def of_difference(difference: Difference, measure: Measure) -> str:
     said = _number(difference.value, measure, "+")
     if isfinite(difference.low):
         low, high = (_number(bound, measure, "+") for bound in (difference.low, difference.high))
         said += f" ({low} to {high})"
-    return said
+    return said + (" points" if measure.is_share else "")
 
 
 def of_band(band: float, measure: Measure) -> str:

@@ -196,8 +196,6 @@ class Metrics:
         self._lines = JsonLines(folder / "metrics.jsonl", goes_on=after_step is not None)
         self._curves = None
         if tensorboard:
-            # Imported here because it would delay every command that writes no curves.
-
             self._curves = EventFile(folder / "tensorboard", after_step)
 
     def write(self, kind: str, step: int, values: dict[str, float]) -> None:

@@ -57,14 +57,13 @@ def read_forecast(folder: Path, timings: Rows) -> KeptForecast | None:
     first = read_run_file(folder, FORECAST)
     refined = first.get("refined")
     if refined is not None:
-        later = _from(timings, refined["made_from"]["last_step"])
+        last = refined["made_from"]["last_step"]
+        later = {
+            rank: [row for row in rows if row["step"] >= last] for rank, rows in timings.items()
+        }
         if any(len(rows) > 1 for rows in later.values()):
             return KeptForecast(place, refined, later, first.get("step_s"))
     return KeptForecast(place, first, timings)
-
-
-def _from(timings: Rows, step: int) -> dict[int, Sequence[Mapping[str, Any]]]:
-    return {rank: [row for row in rows if row["step"] >= step] for rank, rows in timings.items()}
 
 
 LEAST_GAIN = 0.01
@@ -179,8 +178,8 @@ def step_lines(cluster: str, step: StepPart, first_s: float | None) -> list[str]
     error = step.forecast_s / step.measured_s - 1
     inside = "outside" if step.is_outside else "inside"
     line = (
-        f"forecast for {cluster}: {_ms(step.forecast_s)} a step ({_ms(step.low_s)} to "
-        f"{_ms(step.high_s)}); measured {_ms(step.measured_s)}, {inside} the band, the forecast "
+        f"forecast for {cluster}: {ms(step.forecast_s)} a step ({ms(step.low_s)} to "
+        f"{ms(step.high_s)}); measured {ms(step.measured_s)}, {inside} the band, the forecast "
         f"{abs(error):.0%} {'long' if error > 0 else 'short'}"
     )
     if first_s is None:
@@ -198,8 +197,8 @@ def _lines(
         if part.name in ("rest_s", "stragglers_s") or gap_s <= LEAST_MISS * step.measured_s:
             continue
         lines.append(
-            f"{_title(part.name)}: forecast {_ms(part.forecast_s)} ({_ms(part.low_s)} to "
-            f"{_ms(part.high_s)}), measured {_ms(part.measured_s)}; "
+            f"{title_of(part.name)}: forecast {ms(part.forecast_s)} ({ms(part.low_s)} to "
+            f"{ms(part.high_s)}), measured {ms(part.measured_s)}; "
             f"{_whose(part, explanation, is_overloaded)}"
         )
     return [*lines, *causes({part.name: part.measured_s for part in (*parts, step)})]
@@ -215,8 +214,8 @@ def causes(measured: Mapping[str, float]) -> list[str]:
             times = 1 / (1 - min(gain, 0.99))
             faster = f"{times - 1:.1%} faster" if times < 2 else f"{times:.1f} times as fast"
             lines.append(
-                f"{_title(name)} takes {gain:.1%} of a step; without it the run would be {faster}: "
-                f"{ADVICE[name]}"
+                f"{title_of(name)} takes {gain:.1%} of a step; without it the run would be "
+                f"{faster}: {ADVICE[name]}"
             )
     return lines
 
@@ -235,11 +234,11 @@ def _whose(part: StepPart, explanation: Explanation, is_overloaded: bool) -> str
     return "the forecast itself was wrong"
 
 
-def _title(name: str) -> str:
+def title_of(name: str) -> str:
     return name.removesuffix("_s").replace("exchange", "exposed exchange")
 
 
-def _ms(seconds: float) -> str:
+def ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms"
 
 

@@ -127,7 +127,8 @@ class LocalTraining:
         agree(reducer.exchange.world, {STEPS: str(self.steps)})
         if not self.steps:
             return
-        reducer.begin_step(reducer.num_leaves, [rank], lambda: _no_counts(reducer))
+        device = reducer.exchange.world.device
+        reducer.begin_step(reducer.num_leaves, [rank], lambda: torch.zeros(0, device=device))
         for start, weight in self._pairs:
             start.grad = start - weight
         reducer.add(rank, None, self._buffers.take(rank, 1.0))
@@ -383,10 +384,6 @@ def _check_rows(model: nn.Module, process_group: ProcessGroup | None) -> None:
                 f"{', '.join(map(str, held))}, which have different parts of it; process_group "
                 "must be the ranks that have the same parts, one of each network"
             )
-
-
-def _no_counts(reducer: GradientReducer) -> Tensor:
-    return torch.zeros(0, device=reducer.exchange.world.device)
 
 
 def _close(reducer: GradientReducer, world: Group) -> None:
