@@ -23,7 +23,7 @@ from benchmarks.emulated.virtual_cluster import VirtualCluster, parse_rate
 from benchmarks.planner.forecast_emulated import KEPT, RECIPE, SETTINGS
 from firecaffe import replay
 from firecaffe.runs.environment import commit, cpu_name
-from firecaffe.training.modes.served.shards import ranks
+from firecaffe.training.modes.served import owners as ranks
 from firecaffe.training.plugins import Plugin
 from firecaffe.transport.lane import LaneMesh, Line
 

@@ -34,8 +34,7 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.noise_scale import GradientNorms, NoiseScale, noise_scale
 from firecaffe.training.modes.every_step import EveryStep
-from firecaffe.training.noise_meter import EVERY
-from firecaffe.training.outcome import StepResult
+from firecaffe.training.outcome import EVERY, StepResult
 from firecaffe.transport.exchange import Exchange
 
 COSTS = (

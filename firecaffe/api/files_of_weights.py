@@ -21,10 +21,9 @@ from firecaffe.files import written_aside
 from firecaffe.resume_advice import option
 from firecaffe.training.coded import is_coded
 from firecaffe.training.export_file import FORMATS, check_installed
-from firecaffe.training.load import load_run, run_of
-from firecaffe.training.named import check_named
+from firecaffe.training.given_parts import About
+from firecaffe.training.load import check_named, load_run, run_of
 from firecaffe.training.prediction import AS_PREDICTED, meaning
-from firecaffe.training.run_facts import About
 from firecaffe.training.tensor_file import write_tensors
 from firecaffe.transport.collect import Whole
 from firecaffe.user_code import caffe_file, is_caffe

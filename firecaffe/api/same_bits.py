@@ -26,7 +26,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.runs.run_folder import first_difference, read_run_file
 from firecaffe.training.checks import preflight
-from firecaffe.training.named import check_named
+from firecaffe.training.load import check_named
 from firecaffe.training.verification import Verified, verify_run
 from firecaffe.training.verification import replay as replay_run
 

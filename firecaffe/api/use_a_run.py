@@ -29,8 +29,8 @@ from firecaffe.training.checkpoint import best_step
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.forward import arithmetic
-from firecaffe.training.load import Trained, load_run
-from firecaffe.training.named import check_named
+from firecaffe.training.given_parts import About
+from firecaffe.training.load import Trained, check_named, load_run
 from firecaffe.training.prediction import (
     Prediction,
     labels_of_run,
@@ -42,7 +42,6 @@ from firecaffe.training.prediction import (
     reader_of,
 )
 from firecaffe.training.records import in_words
-from firecaffe.training.run_facts import About
 
 NEEDED = ("model", "data", "task")
 """The sections of a recipe that say what is evaluated, and how."""

@@ -23,7 +23,6 @@ from firecaffe.recipe.identity import to_toml
 from firecaffe.runs.fault import settle_fault
 from firecaffe.solvers.rate_policy import rate_notes
 from firecaffe.training.checks import preflight
-from firecaffe.training.join import join_run
 from firecaffe.training.plugins import check_with, load_plugins
 from firecaffe.training.records import say
 
@@ -39,6 +38,8 @@ def start(argv: list[str]) -> int:
         print(to_toml(recipe), end="")
         return 0
     if options.join:
+        from firecaffe.training.build_training import join_run
+
         check_alone("train --join")
         _check_joins_alone(parser.read(argv).options)
         if options.secret_file:

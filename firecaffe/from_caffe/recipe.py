@@ -28,7 +28,7 @@ from firecaffe.from_caffe.solver import Around, read_training, read_update
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_from
 from firecaffe.recipe.sections import Recipe
-from firecaffe.training.run_facts import ABOUT, NOTHING, About
+from firecaffe.training.given_parts import ABOUT, NOTHING, About
 from firecaffe.user_code import CAFFE
 
 NET, WEIGHTS = "net.prototxt", "weights.safetensors"

@@ -47,7 +47,7 @@ from firecaffe.shrink.start_network import (
     write_start,
 )
 from firecaffe.training.checks import preflight
-from firecaffe.training.first_weights import find_weights
+from firecaffe.training.load import find_weights
 from firecaffe.training.trial import LOCK, working_in
 
 HEADER_BYTES = 200

@@ -21,9 +21,8 @@ from firecaffe.recipe.recorded_recipe import RECIPE
 from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.training.checkpoint import BEST
-from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_parts import counts_of
-from firecaffe.training.load import run_of
+from firecaffe.training.load import find_weights, run_of
 
 FILE = "0-low_rank.safetensors"
 

@@ -1,20 +1,32 @@
-"""Build a training from a recipe and a world, run it, and write its result.json."""
+"""Build a training from a recipe and a world, run it, and write its result.json.
+
+A worker may join a running run instead, and compute for its server to the end. It is no rank of a
+process group. It builds network and data from the same recipe as a rank does, and exchanges weights
+and gradients over its own lanes.
+"""
 
 import dataclasses
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from firecaffe.cluster.addresses import interface_of, own_addresses, split_place
+from firecaffe.cluster.groups import GLOO_INTERFACE
 from firecaffe.cluster.handover import LAUNCHED
+from firecaffe.cluster.joining import Comes
 from firecaffe.cluster.links import links_of, star_of
 from firecaffe.cluster.process_settings import alone_in_process
+from firecaffe.cluster.pulse_process import pulse_beside
+from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.watch_message import WatchedPlace
 from firecaffe.cluster.world import World, join
 from firecaffe.data import Data
 from firecaffe.data.datasets import GIVEN
-from firecaffe.errors import RunError
+from firecaffe.errors import AgreementError, RunError
 from firecaffe.exchange.route import HOOK
 from firecaffe.files import write_json
 from firecaffe.meta_kernels import without_compiler
@@ -23,28 +35,37 @@ from firecaffe.planner.of_run import write_forecast
 from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.run import Ranks, Run, resolve
-from firecaffe.recipe.worker_numbers import check_ranks, layout_of
+from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.worker_numbers import check_ranks, check_takes_workers, layout_of
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.runs.score import score_mode
 from firecaffe.tasks import TaskConfig
-from firecaffe.training.beginning import make_folder, notes_of, plan_lines, say_where
+from firecaffe.training.beginning import Places, make_folder, notes_of, plan_lines, say_where
 from firecaffe.training.checkpoint import save_checkpoint
-from firecaffe.training.connect import connect, make_steps
+from firecaffe.training.data_workers import data_workers
 from firecaffe.training.forward import arithmetic
-from firecaffe.training.given_parts import OWN, Parts, open_parts
-from firecaffe.training.learner import Learner, build_learner
+from firecaffe.training.given_parts import OWN, Parts, about_of, open_parts
+from firecaffe.training.learner import Learner, build_learner, connect, make_steps
 from firecaffe.training.loop import Training, groups_of
 from firecaffe.training.loop import train as run_training
 from firecaffe.training.modes.mode import Steps
+from firecaffe.training.modes.served.served_mode import Served, facts_of
 from firecaffe.training.parallel.auto_layout import LayoutChoice, choose_layout, notes_of_layout
 from firecaffe.training.parallel.mesh import Mesh, make_mesh
-from firecaffe.training.plugins import Plugin, around_write, check_with, load_plugins, plugin_names
+from firecaffe.training.plugins import (
+    Plugin,
+    around_batches,
+    around_write,
+    check_with,
+    load_plugins,
+    plugin_names,
+)
 from firecaffe.training.records import Records, Use, say
 from firecaffe.training.result import Result
-from firecaffe.training.run_facts import Places, about_of
 from firecaffe.training.saver import Saver
 from firecaffe.training.shared_facts import describe_training, unrepeatable
 from firecaffe.training.start import FaultTeller, Start, find_start, tell_faults
+from firecaffe.training.stop import StopRequest
 from firecaffe.transport.auto_exchange import AutoChoice
 from firecaffe.transport.local_ranks import ranks_per_host
 from firecaffe.user_code import without_folder
@@ -253,3 +274,66 @@ def _score(folder: Path) -> list[str]:
     except RunError as error:  # a full disk stored no rows
         return [f"warning: the forecast is not scored: {error}"]
     return [] if scored is None else scored.lines
+
+
+def join_run(recipe: CheckedRecipe, place: str) -> Result:
+    """Compute for the server of a run, and return the run's result. place: HOST:PORT, as printed.
+
+    Raises: RecipeError; LaunchError if no run accepts workers there; AgreementError for another
+    recipe or other data; PeerLostError if the server is gone; the error that the run ends with.
+    """
+    synchrony, exchange = recipe.synchrony, recipe.exchange
+    check_takes_workers(synchrony)
+    comes = Comes(place, exchange.timeout_s)
+    # in_flight decides no bits, but rank 0 connects as many lanes as the run has.
+    recipe = replace(recipe, synchrony=replace(synchrony, in_flight=comes.facts["in_flight"]))
+    if sys.platform.startswith("linux"):
+        address = own_addresses(split_place(place)[0])[0]
+        os.environ.setdefault(GLOO_INTERFACE, interface_of(address))
+    with ExitStack() as resources:
+        alone = resources.enter_context(join(recipe.train.device))
+        resources.enter_context(arithmetic(recipe.train, alone.device))
+        parts, plugins = Parts(), load_plugins()
+        data = open_parts(recipe, parts)
+        run = resolve(recipe, data, Ranks(), described=describe_training(recipe, data))
+        mesh = make_mesh(alone, layout_of(recipe.parallel, 1), resources)
+        learners = comes.facts["learners"]
+        learner = build_learner(run, parts, data, mesh, None, (), resources, learners)
+        local_facts = facts_of(run, learner.probe.digest, learners)
+        check_same(local_facts, comes.facts)
+        resources.enter_context(data_workers(data))
+        doubt = ""
+        if local_facts["probe"] != comes.facts["probe"]:
+            doubt = "computes other bits than rank 0, so that a replay may come to others"
+        given = comes.enter({"doubt": doubt})
+        where, sockets = WatchedPlace(), {0: given.socket}
+        limits = exchange.silent_s, where, exchange.timeout_s, star_of
+        watch = resources.enter_context(closing(Watch(given.rank, given.hosts, sockets, *limits)))
+        resources.enter_context(pulse_beside(sockets.values(), exchange.silent_s))
+        world = replace(
+            alone, rank=given.rank, world_size=len(given.hosts), watch=watch, place=where
+        )
+        return _work(world, learner, plugins, recipe, given.store)
+
+
+def _work(world: World, learner: Learner, plugins: Any, recipe: Recipe, store: Any) -> Result:
+    served = learner.mode
+    assert isinstance(served, Served)
+    assert served.real is not None
+    assert world.watch is not None
+    say(f"rank {world.rank} computes for rank 0 on {world.watch.hosts[0]}")
+    batches = around_batches(plugins, learner.batches, world)
+    ranks = served.ranks(recipe, world, served.real, batches, {}, store)
+    with tell_faults(world), StopRequest() as stop:
+        return ranks.work(lambda: stop.reason)
+
+
+def check_same(own: Mapping[str, Any], of_run: Mapping[str, Any]) -> None:
+    """Raise AgreementError with the first setting that differs of those that decide bits."""
+    here, there = own["deciding"], of_run["deciding"]
+    for word in {**there, **here}:
+        if here.get(word) != there.get(word):
+            raise AgreementError(
+                f"--join: {word} is {here.get(word)!s:.120} here and {there.get(word)!s:.120} in "
+                "the run; a worker comes with the run's recipe and data"
+            )

@@ -39,9 +39,9 @@ from firecaffe.training.checkpoint import check_identity, check_whole, has_check
 from firecaffe.training.constraints import check_constraints
 from firecaffe.training.evaluation import evaluating
 from firecaffe.training.evaluation_weights import check_layers
-from firecaffe.training.first_weights import find_weights
 from firecaffe.training.forward import Forward, check_compiler, laid_out
 from firecaffe.training.given_parts import Parts, counts_of, open_parts, task_for
+from firecaffe.training.load import find_weights
 from firecaffe.training.parallel.auto_layout import with_named_split
 from firecaffe.training.parallel.split_network import chosen_layers, in_words_of
 from firecaffe.training.parallel.staged import check_stages

@@ -35,20 +35,19 @@ from firecaffe.training.holdings.own_split import OwnSplit, stand_in_of
 from firecaffe.training.holdings.split_layers import SplitLayers
 from firecaffe.training.holdings.stage import Stages
 from firecaffe.training.mix import mixing_of
-from firecaffe.training.modes.local.local_mode import Local
+from firecaffe.training.modes.local_mode import Local
 from firecaffe.training.modes.mode import ModeParts
 from firecaffe.training.modes.served.served_mode import Served
-from firecaffe.training.noise_meter import NoiseMeter
+from firecaffe.training.outcome import NoiseMeter
 from firecaffe.training.parallel.cut_pieces import FreshNetwork, InParts
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.split_network import in_words_of, split_network
 from firecaffe.training.parallel.staged import cut_network
-from firecaffe.training.updates.applier import Applier
-from firecaffe.training.updates.every_rank import EveryRank
-from firecaffe.training.updates.loss_scale import LossScale
+from firecaffe.training.piece import OfRanks
+from firecaffe.training.updates.every_rank import Applier, EveryRank
 from firecaffe.training.updates.part_sums import PartCodec
 from firecaffe.training.updates.shard_owners import ShardOwners, names_of
-from firecaffe.training.whole_tensors import OfRanks
+from firecaffe.training.updates.spread import LossScale
 
 
 @dataclass(frozen=True)

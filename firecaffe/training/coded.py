@@ -23,7 +23,7 @@ from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.recorded_recipe import recipe_from, untrusted
 from firecaffe.recipe.sections import Recipe
-from firecaffe.training.run_facts import NOTHING, About
+from firecaffe.training.given_parts import NOTHING, About
 from firecaffe.user_code import (
     CAFFE,
     caffe_file,

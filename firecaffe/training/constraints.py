@@ -41,8 +41,7 @@ from firecaffe.compression.selected_layers import BIAS, pruned_weights, shared_w
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.forward import key_of
-from firecaffe.training.piece import Piece, Weights
-from firecaffe.training.whole_tensors import AllHere, Wholes
+from firecaffe.training.piece import AllHere, Piece, Weights, Wholes
 
 
 class Pruning:

@@ -1,12 +1,16 @@
-"""A training's data, network and task: those that the recipe names, or those that a user gives."""
+"""A training's data, network and task: those that the recipe names, or those that a user gives.
+
+What no recipe states about them is in the run's about.json.
+"""
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta
 from torch import nn
 
 from firecaffe.data import (
@@ -19,9 +23,11 @@ from firecaffe.data import (
     num_classes,
     open_data,
 )
-from firecaffe.data.dataset import TensorLayout, layout_of
+from firecaffe.data.dataset import Layout, TensorLayout, layout_of
+from firecaffe.data.decode import DecodedSet
 from firecaffe.data.own_data import check_own
-from firecaffe.errors import DataError, RecipeError
+from firecaffe.errors import DataError, RecipeError, RunError
+from firecaffe.files import write_json
 from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.inventory.network_state import check_state
 from firecaffe.models.extra_state import hold_extra_state
@@ -29,6 +35,7 @@ from firecaffe.models.freeze import freeze
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import check_made, make_network
 from firecaffe.recipe.sections import Recipe
+from firecaffe.schema import read_file
 from firecaffe.tasks import Loss, Task, TaskConfig, task_of
 from firecaffe.tasks.known_tasks import check_own_task
 from firecaffe.tasks.over_samples import over_samples
@@ -226,3 +233,70 @@ def _has_classes(dataset: Dataset) -> bool:
     targets = layout_of(dataset).targets
     is_number = isinstance(targets, TensorLayout) and targets.shape == ()
     return is_number and not (targets.dtype.is_floating_point or targets.dtype.is_complex)
+
+
+ABOUT = "about.json"
+
+Size = Annotated[int, Meta(ge=0, le=10**9)]
+
+
+@dataclass(frozen=True)
+class About:
+    """Facts that the network was built for and that no recipe states."""
+
+    num_classes: Size | None
+    in_channels: Size | None
+    class_names: tuple[str, ...]
+    sample_CHW: tuple[Size, ...]
+    """The images' shape before cropping. Empty unless samples are images of bytes with classes."""
+    is_decoded: bool
+    """Whether the samples are encoded images, which are decoded and scaled when they are read."""
+    input_shape: tuple[Size, ...]
+    """The shape of one sample as the network receives it. Empty if inputs are not one tensor."""
+    input_dtype: str
+    given: tuple[str, ...]
+    """The arguments of `firecaffe.train` that replaced what the recipe names."""
+
+
+def about_of(parts: Parts, data: Data) -> About:
+    test = data.test
+    CHW: tuple[int, ...] = ()
+    is_decoded = isinstance(test, DecodedSet)
+    if is_images(test) and (is_decoded or _inputs(layout_of(test))[1] == "uint8"):
+        CHW = tuple(test.sample_CHW)
+    shape, dtype = _inputs(data.layout)
+    given_parts = {
+        "model": parts.model,
+        "loss": parts.loss,
+        "task": parts.task,
+        "train_set": parts.train,
+    }
+    return About(
+        *counts_of(data.train),
+        class_names=data.class_names,
+        sample_CHW=CHW,
+        is_decoded=is_decoded,
+        input_shape=shape,
+        input_dtype=dtype,
+        given=tuple(name for name, value in given_parts.items() if value is not None),
+    )
+
+
+# The facts of a network without a run folder.
+NOTHING = About(None, None, (), (), False, (), "", ())
+
+
+def _inputs(layout: Layout | None) -> tuple[tuple[int, ...], str]:
+    if layout is None or not isinstance(layout.inputs, TensorLayout):
+        return (), ""
+    return layout.inputs.shape, str(layout.inputs.dtype).removeprefix("torch.")
+
+
+def write_about(folder: Path, about: About) -> None:
+    write_json(folder / ABOUT, asdict(about))
+
+
+def read_about(folder: Path) -> About | None:
+    """Read the file; None if the run is older than it. Raises: RunError if it is damaged."""
+    path = folder / ABOUT
+    return read_file(path, About, RunError) if path.exists() else None

@@ -1,7 +1,11 @@
-"""Loads a trained network from a run's folder, a checkpoint, or a file of weights."""
+"""Loads a trained network from a run's folder, a checkpoint, or a file of weights.
+
+Also finds the file that `model.weights` means, and the parts of a run that were given in Python,
+which a command has to name.
+"""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,23 +13,34 @@ import torch
 from torch import nn
 
 from firecaffe.data import open_data
+from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.generators import generators_kept
 from firecaffe.models.extra_state import hold_extra_state, let_go_of_extra_state
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import GIVEN_IN_PYTHON, check_made, make_network
-from firecaffe.models.weights import load_weights
+from firecaffe.models.weights import FirstWeights, Outline, file_digest, load_weights, read_weights
 from firecaffe.recipe.recorded_recipe import RECIPE, recipe_of
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import replaced
 from firecaffe.runs.run_folder import ENVIRONMENT
-from firecaffe.training.checkpoint import BEST, POINTERS, SUMS, Checkpoint, load_newest
+from firecaffe.tasks import TaskConfig
+from firecaffe.training.checkpoint import BEST, POINTERS, STATE, SUMS, Checkpoint, load_newest
 from firecaffe.training.coded import check_outline, described, is_coded, with_nets
 from firecaffe.training.evaluation_weights import NORMS
 from firecaffe.training.forward import lay_out
-from firecaffe.training.given_parts import Parts, check_takes_nothing
-from firecaffe.training.piece import Weights
-from firecaffe.training.run_facts import NOTHING, About, about_of, read_about
-from firecaffe.training.state import stored_piece
+from firecaffe.training.given_parts import (
+    NOTHING,
+    OWN,
+    About,
+    Parts,
+    about_of,
+    check_takes_nothing,
+    read_about,
+)
+from firecaffe.training.piece import Weights, take_rows
+from firecaffe.training.state import WEIGHTS, State, stored_piece
+from firecaffe.training.tensor_file import InMemory
 from firecaffe.user_code import shown
 
 USED_LATER = ("data.name", "task.name")
@@ -257,3 +272,76 @@ def _take_all(network: nn.Module, file: Path) -> None:
 
 def _without_word(line: str) -> str:
     return line.removeprefix("model.weights ")
+
+
+@dataclass(frozen=True)
+class FirstFile:
+    path: str
+    """Empty if there is no file."""
+    sha256: str
+    damaged: list[str]
+    """Why newer checkpoints of the run that `model.weights` names were not used."""
+
+    def read_into(self, state: State, outline: Outline) -> FirstWeights | None:
+        """Load weights that fit into a state. outline: the whole network's. Raises: RecipeError."""
+        if not self.path:
+            return None
+        first_weights, fitting = read_weights(outline, self.path, self.sha256)
+        for piece in WEIGHTS:
+            here = state.pieces[piece].parts()
+            for name in fitting.keys() & here.keys():
+                take_rows(here[name], InMemory(fitting), name)
+        return first_weights
+
+
+def first_file(recipe: Recipe, checkpoint: Checkpoint | None) -> FirstFile:
+    """Return the file that `model.weights` means, unless a checkpoint is resumed."""
+    if checkpoint is not None or not recipe.model.weights:
+        return FirstFile("", "none", [])
+    path, damaged = find_weights(recipe.model.weights)
+    return FirstFile(path, file_digest(path), damaged)
+
+
+def find_weights(where: str) -> tuple[str, list[str]]:
+    """Return the file that `model.weights` means, and why newer checkpoints were not used.
+
+    where: a file of weights, a run's folder (its newest checkpoint that verifies), a checkpoint, or
+    `checkpoints/best`, `good` or `latest`. Raises: RecipeError if a folder has no checkpoint.
+    """
+    path = Path(where)
+    if path.name == BEST and not path.exists():
+        raise RecipeError(
+            f"model.weights is {where!r}, which is not there; a run keeps its best checkpoint with "
+            "checkpoint.best = true and train.eval_every"
+        )
+    if not path.is_dir() and not (path.is_file() and path.name in POINTERS):
+        return where, []
+    try:
+        checkpoint, damaged = load_newest(path)
+    except CheckpointError as error:
+        raise RecipeError(
+            f"model.weights {error}; expected a run's folder, a checkpoint, or a file of weights"
+        ) from error
+    assert checkpoint.folder is not None  # it was read from there
+    return str(checkpoint.folder / STATE), damaged
+
+
+def check_named(where: Path, recipe: Recipe, needed: Collection[str]) -> None:
+    """Raise RecipeError with all `needed` sections that were given in Python and are not named."""
+    run = run_of(where)
+    about = None if run is None else read_about(run)
+    unnamed = {}
+    if recipe.model.name.startswith(GIVEN_IN_PYTHON):
+        unnamed["model"] = f"network {recipe.model.name.removeprefix(GIVEN_IN_PYTHON)}"
+    if recipe.data.name == GIVEN:
+        unnamed["data"] = "data"
+    for word in ("loss", "task"):
+        if about and word in about.given and recipe.task.name in (OWN, TaskConfig().name):
+            unnamed["task"] = word
+    missing = {section: what for section, what in unnamed.items() if section in needed}
+    if missing:
+        raise RecipeError(
+            f"{where}: given in Python, or not at all, and named nowhere: "
+            f"{', '.join(missing.values())}; name functions that return the same: "
+            f"{replaced({f'{section}.name': 'path/file.py:function' for section in missing})}"
+        )

@@ -32,7 +32,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import replaced
 from firecaffe.tasks.outputs import prediction_of
 from firecaffe.training.forward import AUTOCAST, laid_out, seed_random
-from firecaffe.training.run_facts import About
+from firecaffe.training.given_parts import About
 from firecaffe.user_code import is_caffe
 
 GRAY = (19595, 38470, 7471)

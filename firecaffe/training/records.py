@@ -19,8 +19,7 @@ from firecaffe.runs.measure import Measure
 from firecaffe.runs.record import JsonLines, Loggers, Metrics
 from firecaffe.runs.run_folder import DIGESTS, WEIGHTS
 from firecaffe.training.evaluation import Evaluation
-from firecaffe.training.outcome import StepResult
-from firecaffe.training.times import Timings
+from firecaffe.training.outcome import StepResult, Timings
 
 FIRST = 20
 WARM_UP = 4

@@ -34,10 +34,9 @@ from firecaffe.training.checkpoint import (
     load_checkpoint,
     load_newest,
 )
-from firecaffe.training.connect import connect, make_steps
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, open_parts
-from firecaffe.training.learner import Learner, build_learner
+from firecaffe.training.learner import Learner, build_learner, connect, make_steps
 from firecaffe.training.modes.mode import Queued, Steps
 from firecaffe.training.modes.served.served_mode import leaves_of
 from firecaffe.training.modes.served.server_steps import keep_lines

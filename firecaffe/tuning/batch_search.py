@@ -32,8 +32,8 @@ from firecaffe.runs.schemas import TrainRow
 from firecaffe.runs.seed_groups import differing_conditions
 from firecaffe.schema import read_file, read_rows
 from firecaffe.training.checks import preflight
-from firecaffe.training.first_weights import find_weights
 from firecaffe.training.given_parts import task_for
+from firecaffe.training.load import find_weights
 from firecaffe.training.trial import Trial, TrialScore, run_trials, working_in
 from firecaffe.tuning.accuracy_verdict import Verdict, judge
 from firecaffe.tuning.candidates import (

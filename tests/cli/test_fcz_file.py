@@ -20,8 +20,8 @@ from firecaffe.errors import CheckpointError
 from firecaffe.models.network import make_network
 from firecaffe.training.coded import describe, described, tensors_of
 from firecaffe.training.export_file import FORMATS
+from firecaffe.training.given_parts import NOTHING
 from firecaffe.training.load import load_run
-from firecaffe.training.run_facts import NOTHING
 from tests.cli.test_use_a_run import NETWORK, shown
 from tests.ranks.networks import Everything
 

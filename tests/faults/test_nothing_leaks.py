@@ -14,7 +14,7 @@ from firecaffe import ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfi
 from firecaffe.data import DataConfig
 from firecaffe.data.generated import generate
 from firecaffe.errors import PeerLostError
-from firecaffe.training import beginning, build_training, connect, learner
+from firecaffe.training import beginning, build_training, learner
 from tests.world import Ranks
 
 STAGES = {
@@ -23,15 +23,15 @@ STAGES = {
     "unheld_network": learner,
     "run_probe": learner,
     "make_folder": build_training,
-    "meet_local_ranks": connect,
-    "Exchange": connect,
-    "GradientReducer": connect,
+    "meet_local_ranks": learner,
+    "Exchange": learner,
+    "GradientReducer": learner,
     "rate_notes": beginning,
     "keep_forecast": build_training,
     "Records": build_training,
     "Saver": build_training,
-    "BatchesAhead": connect,
-    "around_batches": connect,
+    "BatchesAhead": learner,
+    "around_batches": learner,
     "Training": build_training,
     "run_training": build_training,
     "write_json": build_training,

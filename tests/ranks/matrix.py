@@ -37,9 +37,9 @@ from firecaffe import (
 from firecaffe.errors import PeerLostError, RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.worker_numbers import check_ranks
-from firecaffe.training import rebalance
 from firecaffe.training.given_parts import Parts
-from firecaffe.training.times import Timings
+from firecaffe.training.modes import every_step
+from firecaffe.training.outcome import Timings
 from tests.ranks.killed import killed
 from tests.ranks.networks import small_data
 from tests.ranks.pairwise import Case, Pairwise
@@ -342,7 +342,7 @@ def fit(
         return step + 1 >= KILLED_AT
 
     parts = given()
-    with patch.object(rebalance, "own_seconds", AnySpeed(seed)), killed(lost, is_due):
+    with patch.object(every_step, "own_seconds", AnySpeed(seed)), killed(lost, is_due):
         try:
             return firecaffe.train(
                 recipe,

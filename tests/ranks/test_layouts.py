@@ -30,7 +30,7 @@ from firecaffe.models.googlenet import Inception
 from firecaffe.models.weights import load_weights
 from firecaffe.runs.rank_times import explain
 from firecaffe.training.checkpoint import load_newest
-from firecaffe.training.first_weights import find_weights
+from firecaffe.training.load import find_weights
 from firecaffe.training.state import stored_piece
 from tests.kit.worlds import Trained, Training, changed, checkpoint_of, end
 from tests.ranks.networks import small_data

@@ -37,7 +37,7 @@ from firecaffe.cluster.world import join
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.schema import read_rows
 from firecaffe.training.checkpoint import load_newest
-from firecaffe.training.modes.local.replica_steps import Average, LocalOutcome, LocalStepper
+from firecaffe.training.modes.replica_steps import Average, LocalOutcome, LocalStepper
 from tests.kit.worlds import EVERYTHING, Trained, Training, changed, checkpoint_of, end
 from tests.ranks.test_invariance import RECIPE as INVARIANT
 from tests.ranks.test_stage_layouts import loud

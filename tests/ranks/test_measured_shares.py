@@ -18,7 +18,7 @@ from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.runs.rank_times import explain
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.schema import read_rows
-from firecaffe.training import rebalance
+from firecaffe.training.modes import every_step
 from tests.kit.worlds import EVERYTHING, Trained, Training, changed
 from tests.ranks.matrix import FIRST, AnySpeed, Net, full, recipe_of
 from tests.ranks.test_invariance import RECIPE as INVARIANT
@@ -43,7 +43,7 @@ class AtAnySpeed(Training):
 
     def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
         with (
-            patch.object(rebalance, "own_seconds", AnySpeed(self.seed)),
+            patch.object(every_step, "own_seconds", AnySpeed(self.seed)),
             patch.object(agree, "LOOK_S", self.look_s),
         ):
             return super().__call__(recipe, folder, resume)

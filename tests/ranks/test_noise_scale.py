@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 from firecaffe import Recipe, Result
 from firecaffe.runs.run_folder import read_run_file
-from firecaffe.training import noise_meter
+from firecaffe.training import outcome
 from tests.kit.worlds import Trained, Training, changed, checkpoint_of, end
 from tests.ranks.test_invariance import RECIPE
 
@@ -21,7 +21,7 @@ class Measured(Training):
     """A training that measures each step that it can."""
 
     def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        with patch.object(noise_meter, "EVERY", 1):
+        with patch.object(outcome, "EVERY", 1):
             return super().__call__(recipe, folder, resume)
 
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from firecaffe.cluster.group import divide
 from firecaffe.cluster.world import join
 from firecaffe.training.outcome import VOTES
-from firecaffe.training.updates.loss_scale import LossScale
-from firecaffe.training.updates.spread import Among, Found, TensorPart
+from firecaffe.training.updates.spread import Among, Found, LossScale, TensorPart
 from tests.world import Ranks
 
 NETWORK = {"cut": torch.float32, "of_all": torch.float32, "of_one": torch.float64}

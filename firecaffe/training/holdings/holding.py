@@ -17,12 +17,11 @@ from firecaffe.parallel.own_samples import Gradients
 from firecaffe.training.evaluation import EvalBatch, autocast
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward, laid_out
+from firecaffe.training.outcome import FetchBatch, Spent
 from firecaffe.training.parallel.cut_pieces import Names
-from firecaffe.training.piece import Numbers, Piece, Weights
-from firecaffe.training.times import FetchBatch, Spent
+from firecaffe.training.piece import AllHere, Numbers, Piece, Weights, Wholes
 from firecaffe.training.updates.part_sums import PartSums
 from firecaffe.training.updates.spread import Alone, Among, Spread, TensorPart
-from firecaffe.training.whole_tensors import AllHere, Wholes
 
 EMPTY: Sequence[tuple[int, Gradients]] = ()
 

@@ -21,8 +21,8 @@ from firecaffe.training.evaluation import EvalBatch
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.holdings.holding import Ready
 from firecaffe.training.holdings.split_layers import SplitLayers
+from firecaffe.training.outcome import FetchBatch
 from firecaffe.training.parallel.split_network import SplitNetwork
-from firecaffe.training.times import FetchBatch
 from firecaffe.training.updates.part_sums import PartCodec, PartSums
 
 STAND_IN_SAMPLES = 2

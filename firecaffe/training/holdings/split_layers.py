@@ -18,14 +18,13 @@ from firecaffe.inventory.findings import Inventory
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.modes.local.replicas import NamesOfReplicas
+from firecaffe.training.modes.replicas import NamesOfReplicas
+from firecaffe.training.outcome import Spent
 from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts
 from firecaffe.training.parallel.split_network import RowNetwork, SplitNetwork
-from firecaffe.training.piece import Numbers, Piece
-from firecaffe.training.times import Spent
+from firecaffe.training.piece import Numbers, OfRanks, Piece, Wholes
 from firecaffe.training.updates.part_sums import MemoryInParts
 from firecaffe.training.updates.spread import Among, Spread
-from firecaffe.training.whole_tensors import OfRanks, Wholes
 
 SAMPLES, CHANNELS, ROWS, CLASSES = 4, 16, 12, 10
 

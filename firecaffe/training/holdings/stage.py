@@ -20,8 +20,8 @@ from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.holdings.holding import Ready
 from firecaffe.training.holdings.split_layers import InRow
 from firecaffe.training.mix import Mixed
+from firecaffe.training.outcome import FetchBatch, Spent
 from firecaffe.training.parallel.staged import StagedNetwork
-from firecaffe.training.times import FetchBatch, Spent
 
 
 class Stages(InRow):

@@ -16,11 +16,16 @@ from firecaffe.synchrony.log import LogReader
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import NeverRises, Rise
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.modes.every_step import EveryStep, empty_counts
+from firecaffe.training.modes.every_step import (
+    EveryStep,
+    FixedShares,
+    MeasuredShares,
+    empty_counts,
+    measured_shares,
+)
 from firecaffe.training.outcome import StepResult, Votes
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.piece import Numbers, Piece
-from firecaffe.training.rebalance import FixedShares, MeasuredShares, measured_shares
 from firecaffe.training.result import Result
 from firecaffe.training.state import State
 from firecaffe.training.updates.every_rank import EveryRank

@@ -1,24 +1,73 @@
-"""An update: how gradients are summed over ranks, and who applies the sums."""
+"""An update: how gradients are summed over ranks, who applies the sums, and how."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 from firecaffe.exchange.leaves import Shares
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.shards import Shards
 from firecaffe.gradients.totals import Totals, squared_norm
-from firecaffe.solvers.optimizer_state import OptimizerNumbers
+from firecaffe.solvers.optimizer import set_rate
+from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
+from firecaffe.training.constraints import Constraint
+from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.holdings.holding import Holding, Ready
+from firecaffe.training.outcome import Span
 from firecaffe.training.piece import Numbers, Piece
-from firecaffe.training.times import Span
-from firecaffe.training.updates.applier import Applier
-from firecaffe.training.updates.spread import Found, Spread
+from firecaffe.training.updates.spread import Found, LossScale, Spread
 from firecaffe.transport.queue import Queue
+
+
+class Applier:
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        scale: LossScale,
+        constraints: Sequence[Constraint] = (),
+        ema: Ema | None = None,
+    ) -> None:
+        self.optimizer, self.scale, self.ema = optimizer, scale, ema
+        self.constraints = constraints
+
+    def pieces(self, network: nn.Module) -> dict[str, Piece]:
+        """Return what it keeps, whose names are those of the network's parameters."""
+        pieces: dict[str, Piece] = {"optimizer": OptimizerTensors(network, self.optimizer)}
+        if self.ema is not None:
+            pieces["ema"] = self.ema.piece
+        for constraint in self.constraints:
+            pieces |= constraint.pieces
+        return pieces
+
+    def apply(
+        self, step: int, learning_rate: float, momentum: float | None, number: int | None = None
+    ) -> bool:
+        """Update the weights in step `step`, counted from 0. Return False if the scale skips it.
+
+        number: of the update, counted from 0, if steps have several; it decides for the average.
+        """
+        set_rate(self.optimizer, learning_rate, momentum)
+        for constraint in self.constraints:
+            constraint.before_update(step)
+        updates = self.scale.step()
+        for constraint in self.constraints:
+            constraint.after_update(step)
+        if self.ema is not None:
+            self.ema.update(step if number is None else number)
+            for constraint in self.constraints:
+                constraint.restrict(self.ema.average)
+        return updates
+
+    def restrict(self, weights: Mapping[str, Tensor]) -> None:
+        """Make these weights, which others have changed, and their average obey the constraints."""
+        for constraint in self.constraints:
+            constraint.restrict(weights)
+            if self.ema is not None:
+                constraint.restrict(self.ema.average)
 
 
 class EveryRank:

@@ -17,13 +17,11 @@ from firecaffe.gradients.shards import Shards
 from firecaffe.gradients.totals import Totals
 from firecaffe.solvers.optimizer_state import OptimizerNumbers
 from firecaffe.training.holdings.holding import Holding
+from firecaffe.training.outcome import Span
 from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts, PieceSource
-from firecaffe.training.piece import Numbers, Piece
-from firecaffe.training.times import Span
-from firecaffe.training.updates.applier import Applier
-from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.training.piece import Numbers, Piece, Wholes
+from firecaffe.training.updates.every_rank import Applier, EveryRank
 from firecaffe.training.updates.spread import Found, Spread
-from firecaffe.training.whole_tensors import Wholes
 
 
 class ShardOwners(EveryRank):

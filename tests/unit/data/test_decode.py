@@ -24,8 +24,8 @@ from firecaffe.data.decode import (
     with_orientation,
 )
 from firecaffe.errors import DataError, RecipeError
+from firecaffe.training.given_parts import About
 from firecaffe.training.prediction import read_image
-from firecaffe.training.run_facts import About
 from tests.kit.data_photos import encoded, picture
 
 

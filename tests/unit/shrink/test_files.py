@@ -15,8 +15,8 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.attempt import write_network
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.shrink.start_network import ranks_of, with_ranks, write_start
+from firecaffe.training.given_parts import NOTHING
 from firecaffe.training.load import Trained
-from firecaffe.training.run_facts import NOTHING
 
 
 def network() -> nn.Sequential:

@@ -23,8 +23,8 @@ from firecaffe.errors import CheckpointError, FirecaffeError, RunError
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
 from firecaffe.training.coded import describe, described, tensors_of
-from firecaffe.training.run_facts import ABOUT as ABOUT_FILE
-from firecaffe.training.run_facts import About, read_about, write_about
+from firecaffe.training.given_parts import ABOUT as ABOUT_FILE
+from firecaffe.training.given_parts import About, read_about, write_about
 from firecaffe.user_code import file_digest
 from tests.kit.training_fixtures import Patch
 from tests.ranks.networks import Everything

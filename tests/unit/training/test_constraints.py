@@ -16,7 +16,7 @@ from firecaffe.solvers.config import BY_ELEMENT
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer, set_rate
 from firecaffe.training.constraints import Sharing, make_constraints
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.whole_tensors import AllHere
+from firecaffe.training.piece import AllHere
 
 
 def network() -> Any:

@@ -18,7 +18,7 @@ from firecaffe.errors import CheckpointError, FirecaffeError, RecipeError, RunEr
 from firecaffe.models.freeze import Frozen, freeze, frozen_of
 from firecaffe.models.low_rank import low_rank_weights
 from firecaffe.models.weights import load_weights
-from firecaffe.training.first_weights import find_weights
+from firecaffe.training.load import find_weights
 from tests.kit.training import recipe_in, record_of
 from tests.ranks.networks import Everything, small_data
 from tests.unit.models.own_nets import Net, Tied

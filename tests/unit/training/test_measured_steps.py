@@ -12,13 +12,11 @@ from firecaffe.cluster.world import World
 from firecaffe.data import SampleOrder
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.recipe.worker_numbers import RankLayout
-from firecaffe.training import rebalance
 from firecaffe.training.evaluation import Evaluation
-from firecaffe.training.noise_meter import EVERY, MOST_STEPS, NoiseMeter
-from firecaffe.training.outcome import StepResult
-from firecaffe.training.rebalance import Balance
+from firecaffe.training.modes import every_step
+from firecaffe.training.modes.every_step import Balance
+from firecaffe.training.outcome import EVERY, MOST_STEPS, NoiseMeter, StepResult, Timings
 from firecaffe.training.records import RunProgress
-from firecaffe.training.times import Timings
 from tests.kit.training_fixtures import Capture, Patch
 
 # --- progress -------------------------------------------------------------------------------------
@@ -94,7 +92,7 @@ def result(step: int, own_s: float, micro_batches: int, samples: int = FULL) -> 
 
 def two_ranks(monkeypatch: Patch, other_s: str) -> Balance:
     """Rank 0 of two; the other one always says the same."""
-    monkeypatch.setattr(rebalance, "gather_text", lambda _, own: [own, other_s])
+    monkeypatch.setattr(every_step, "gather_text", lambda _, own: [own, other_s])
     world, layout = World(0, 2, torch.device("cpu")), RankLayout(2, 1, True)
     return Balance(world, layout, 8, FULL, 4, equal_shares(8, 2))
 
@@ -102,9 +100,9 @@ def two_ranks(monkeypatch: Patch, other_s: str) -> Balance:
 def test_own_time_is_what_a_smaller_share_would_shorten() -> None:
     """And waits for the row."""
     timings = result(1, 6.0, 3).timings
-    assert rebalance.own_seconds(timings) == 2.0
-    assert rebalance.own_seconds(dataclasses.replace(timings, idle_s=1.5)) == 2.5
-    assert rebalance.own_seconds(dataclasses.replace(timings, activations_s=3.0)) == 3.0
+    assert every_step.own_seconds(timings) == 2.0
+    assert every_step.own_seconds(dataclasses.replace(timings, idle_s=1.5)) == 2.5
+    assert every_step.own_seconds(dataclasses.replace(timings, activations_s=3.0)) == 3.0
 
 
 def test_shares_follow_the_medians_of_full_steps(monkeypatch: Patch) -> None:
@@ -146,7 +144,7 @@ ROWS = {
 def test_a_row_is_as_fast_as_its_slowest_rank(monkeypatch: Patch, name: str) -> None:
     shares_samples, first, counts, shares = ROWS[name]
     others = [json.dumps(seconds) for seconds in (1.0, 1.0, 2.0)]
-    monkeypatch.setattr(rebalance, "gather_text", lambda _, own: [own, *others])
+    monkeypatch.setattr(every_step, "gather_text", lambda _, own: [own, *others])
     world = World(2, 4, torch.device("cpu"))
     own = Balance(world, RankLayout(2, 2, shares_samples), 12, FULL, 4, first)
     own.add(result(1, 0.5 * len(first[0]), len(first[0])))

@@ -14,8 +14,8 @@ from firecaffe import DataConfig
 from firecaffe.cli import main
 from firecaffe.data import open_data
 from firecaffe.errors import RecipeError
+from firecaffe.training.given_parts import About
 from firecaffe.training.prediction import as_inputs, read_image
-from firecaffe.training.run_facts import About
 from tests.kit.training import recipe_in
 from tests.kit.training_fixtures import Capture
 

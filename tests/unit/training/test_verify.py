@@ -16,9 +16,9 @@ from firecaffe.errors import CheckpointError, NotIdenticalError, RecipeError, Ru
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.synchrony.config import SERVED
+from firecaffe.training.build_training import join_run
 from firecaffe.training.checkpoint import STATE, SUMS
 from firecaffe.training.given_parts import Parts
-from firecaffe.training.join import join_run
 from firecaffe.training.verification import Replayed, Verified, replay, verify_run
 from tests.kit.training import (
     ALONE,

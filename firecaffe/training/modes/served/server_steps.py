@@ -30,9 +30,8 @@ from firecaffe.training.modes.served.coder import Coder
 from firecaffe.training.modes.served.holders import UpdateOrder
 from firecaffe.training.modes.served.server import Server
 from firecaffe.training.modes.served.work_gradient import Contribution, Contributions
-from firecaffe.training.outcome import Outcome, Votes, ballot
+from firecaffe.training.outcome import Outcome, Timings, Votes, ballot
 from firecaffe.training.piece import Numbers, NumbersOfParts
-from firecaffe.training.times import Timings
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.spread import Found
 from firecaffe.transport.queue import Mark

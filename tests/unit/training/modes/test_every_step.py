@@ -19,8 +19,7 @@ from firecaffe.data import TensorDataset
 from firecaffe.errors import NotFiniteError
 from firecaffe.tasks import TaskConfig, task_of
 from firecaffe.training.modes.every_step import EveryStep
-from firecaffe.training.outcome import Outcome, StepResult
-from firecaffe.training.times import StepMarks
+from firecaffe.training.outcome import Outcome, StepMarks, StepResult
 from firecaffe.transport.queue import CpuQueue
 from tests.kit.training_steps import CONFIG, Worker
 

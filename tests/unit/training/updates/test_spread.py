@@ -6,8 +6,7 @@ from torch import nn
 from firecaffe.cluster.group import Group
 from firecaffe.parallel.cut import cut
 from firecaffe.solvers.layer_rates import Lamb
-from firecaffe.training.updates.loss_scale import LossScale
-from firecaffe.training.updates.spread import UNUSED, Among, TensorPart, total
+from firecaffe.training.updates.spread import UNUSED, Among, LossScale, TensorPart, total
 
 
 def in_parts(whole: torch.Tensor, parts: int) -> tuple[dict[str, nn.Parameter], Among]:

@@ -14,9 +14,8 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.server_policies import Leaf, Policy, Update, Work
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.late_rules import late_rule
 from firecaffe.training.modes.served.served_mode import leaves_of
-from firecaffe.training.modes.served.server import Server
+from firecaffe.training.modes.served.server import Server, late_rule
 from firecaffe.training.modes.served.server_memory import ServerMemory
 from firecaffe.training.modes.served.server_steps import Progress, ServedStepper
 from firecaffe.training.modes.served.work_gradient import Computed

@@ -16,14 +16,10 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, Work
 from firecaffe.training.evaluation_weights import Ema
+from firecaffe.training.modes.served.carrier import Order, Teller
 from firecaffe.training.modes.served.holders import UpdateOrder
-from firecaffe.training.modes.served.late_rules import late_rule
 from firecaffe.training.modes.served.messages import ALIGNMENT, Parcel
-from firecaffe.training.modes.served.server import Server
-from firecaffe.training.modes.served.server_memory import Gradient
-from firecaffe.training.modes.served.server_steps import weight_of
-from firecaffe.training.modes.served.shards.carrier import Order, Teller
-from firecaffe.training.modes.served.shards.owner import (
+from firecaffe.training.modes.served.owner import (
     HeldRuns,
     Owner,
     RunMemory,
@@ -32,9 +28,12 @@ from firecaffe.training.modes.served.shards.owner import (
     cut,
     put_together,
 )
+from firecaffe.training.modes.served.server import Server, late_rule
+from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.server_steps import weight_of
 from firecaffe.training.modes.served.work_gradient import Contribution
 from firecaffe.training.state import state_of
-from firecaffe.training.updates.applier import Applier
+from firecaffe.training.updates.every_rank import Applier
 from tests.kit.training import ALONE
 from tests.kit.training_steps import Worker
 from tests.unit.training.modes.served.made import in_order, served

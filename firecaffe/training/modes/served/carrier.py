@@ -26,8 +26,8 @@ from firecaffe.synchrony.server_policies import Work, row_of, work_of
 from firecaffe.training.modes.served.coder import Coder, are_finite
 from firecaffe.training.modes.served.holders import UpdateOrder
 from firecaffe.training.modes.served.messages import Parcel
+from firecaffe.training.modes.served.owner import Owner, Shard
 from firecaffe.training.modes.served.server_memory import Gradient
-from firecaffe.training.modes.served.shards.owner import Owner, Shard
 from firecaffe.transport.lane import Line
 
 ASK, BRING, END = range(3)

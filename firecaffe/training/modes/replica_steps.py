@@ -36,11 +36,17 @@ from firecaffe.synchrony.rounds import Round, Rounds
 from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import EveryStep
-from firecaffe.training.modes.local.replicas import Fragment, Moments, Replica, Replicas, copy
-from firecaffe.training.outcome import VOTES, Outcome, StepResult, Votes, ballot
-from firecaffe.training.times import FetchBatch, StepMarks
-from firecaffe.training.updates.applier import Applier
-from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.training.modes.replicas import Fragment, Moments, Replica, Replicas, copy
+from firecaffe.training.outcome import (
+    VOTES,
+    FetchBatch,
+    Outcome,
+    StepMarks,
+    StepResult,
+    Votes,
+    ballot,
+)
+from firecaffe.training.updates.every_rank import Applier, EveryRank
 from firecaffe.training.updates.spread import Found, Spread
 
 

@@ -20,13 +20,7 @@ from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.constraints import make_constraints
 from firecaffe.training.evaluation_weights import average_of
-from firecaffe.training.modes.served.holders import Holders, KeptTraining, UpdateOrder
-from firecaffe.training.modes.served.late_rules import late_rule
-from firecaffe.training.modes.served.messages import Parcel
-from firecaffe.training.modes.served.server import Server
-from firecaffe.training.modes.served.server_memory import Gradient
-from firecaffe.training.modes.served.server_steps import weight_of
-from firecaffe.training.modes.served.shards.carrier import (
+from firecaffe.training.modes.served.carrier import (
     Carrier,
     End,
     Give,
@@ -38,7 +32,9 @@ from firecaffe.training.modes.served.shards.carrier import (
     listen,
     send_order,
 )
-from firecaffe.training.modes.served.shards.owner import (
+from firecaffe.training.modes.served.holders import Holders, KeptTraining, UpdateOrder
+from firecaffe.training.modes.served.messages import Parcel
+from firecaffe.training.modes.served.owner import (
     HeldRuns,
     Owner,
     RunMemory,
@@ -48,11 +44,14 @@ from firecaffe.training.modes.served.shards.owner import (
     parameter_of,
     put_together,
 )
+from firecaffe.training.modes.served.server import Server, late_rule
+from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.server_steps import weight_of
 from firecaffe.training.modes.served.work_gradient import Bench, Contribution, Workbench
+from firecaffe.training.piece import AllHere
 from firecaffe.training.tensor_file import InMemory
-from firecaffe.training.updates.applier import Applier
+from firecaffe.training.updates.every_rank import Applier
 from firecaffe.training.updates.spread import UNUSED
-from firecaffe.training.whole_tensors import AllHere
 from firecaffe.transport.lane import LaneMesh, Line, store_of
 
 

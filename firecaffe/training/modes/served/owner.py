@@ -34,7 +34,7 @@ from firecaffe.training.modes.served.server import Server
 from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory, bytes_in_file
 from firecaffe.training.piece import Piece, Weights
 from firecaffe.training.tensor_file import InMemory
-from firecaffe.training.updates.applier import Applier
+from firecaffe.training.updates.every_rank import Applier
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,17 @@ from firecaffe.solvers.outer_optimizer import Outer
 from firecaffe.synchrony.rounds import cut_fragments
 from firecaffe.training.divergence import Rise, for_replicas
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.modes.local.replica_steps import Average, LocalStepper, LocalSums
-from firecaffe.training.modes.local.replicas import (
+from firecaffe.training.modes.mode import Linked, ModeParts, Steps, Summed
+from firecaffe.training.modes.replica_steps import Average, LocalStepper, LocalSums
+from firecaffe.training.modes.replicas import (
     Fragment,
     Moments,
     Replica,
     Replicas,
     find_moments,
 )
-from firecaffe.training.modes.mode import Linked, ModeParts, Steps, Summed
 from firecaffe.training.piece import Numbers, Piece
-from firecaffe.training.updates.applier import Applier
-from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.training.updates.every_rank import Applier, EveryRank
 from firecaffe.transport.exchange import Exchange
 
 

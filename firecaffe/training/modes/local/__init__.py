@@ -1,1 +1,0 @@
-"""Local training: replicas that train on their own, and are averaged every so many steps."""
