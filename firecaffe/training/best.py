@@ -68,9 +68,6 @@ class Best:
             self.step, self.checkpoint = step, ""
         return is_better or has_lower_loss
 
-    def keep(self, checkpoint: str) -> None:
-        self.checkpoint = checkpoint
-
     def is_enough(self, stop_after: int) -> bool:
         """Whether `stop_after` evaluations have passed without a better one; 0 is never enough."""
         return 0 < stop_after <= self.without

@@ -64,8 +64,7 @@ from firecaffe.training.records import Records, Use, say
 from firecaffe.training.result import Result
 from firecaffe.training.saver import Saver
 from firecaffe.training.shared_facts import describe_training, unrepeatable
-from firecaffe.training.start import FaultTeller, Start, find_start, tell_faults
-from firecaffe.training.stop import StopRequest
+from firecaffe.training.start import FaultTeller, Start, StopRequest, find_start, tell_faults
 from firecaffe.transport.auto_exchange import AutoChoice
 from firecaffe.transport.local_ranks import ranks_per_host
 from firecaffe.user_code import without_folder

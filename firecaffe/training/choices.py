@@ -7,6 +7,7 @@ from functools import partial
 
 from torch import nn, optim
 
+from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
 from firecaffe.data import Batches, Data
 from firecaffe.gradients.buckets import ALIGNMENT
@@ -43,7 +44,7 @@ from firecaffe.training.parallel.cut_pieces import FreshNetwork, InParts
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.split_network import in_words_of, split_network
 from firecaffe.training.parallel.staged import cut_network
-from firecaffe.training.piece import OfRanks
+from firecaffe.training.piece import OfRanks, Wholes
 from firecaffe.training.updates.every_rank import Applier, EveryRank
 from firecaffe.training.updates.part_sums import PartCodec
 from firecaffe.training.updates.shard_owners import ShardOwners, names_of
@@ -146,14 +147,12 @@ def _part_codec(
 
 
 def _every_rank(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int) -> EveryRank:
-    recipe, solver, named = run.recipe, run.recipe.solver, holding.named
-    spread, names = holding.spread(), holding.whole_name
+    solver, spread = run.recipe.solver, holding.spread()
+    called = holding.whole_name
     optimizer = make_optimizer(
-        holding.everywhere, solver, delayed, called=names, norms=spread.norms
+        holding.everywhere, solver, delayed, called=called, norms=spread.norms
     )
-    constraints = make_constraints(recipe, holding.outline, named, holding.wholes())
-    average = average_of(recipe.train, named)
-    applier = Applier(optimizer, _scale(holding, optimizer), constraints, average)
+    applier = _applier(run, holding, optimizer, holding.named, holding.wholes())
     return EveryRank(holding, applier, spread, solver.clip_gradients)
 
 
@@ -167,23 +166,27 @@ def _shard_owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed:
     shards = make_shards(*buckets, *place, is_whole, alignment)
     local_weights, names = shards.own, holding.whole_name
     # Every rank updates the weights that are not shared out.
-    local_weights.update(
-        {name: parameter for name, parameter in holding.named.items() if name not in summed}
-    )
+    local_weights |= {name: p for name, p in holding.named.items() if name not in summed}
     spread = holding.spread_over(mesh.groups, local_weights)
     optimizer = make_optimizer(
         holding.everywhere, solver, runs=local_weights, called=names, norms=spread.norms
     )
     in_parts = partial(InParts, names=names_of(shards, holding.names))
     wholes = OfRanks(mesh.world, mesh.world if is_cut else None, in_parts, names)
-    constraints = make_constraints(recipe, holding.outline, local_weights, wholes)
-    average = average_of(recipe.train, local_weights)
-    applier = Applier(optimizer, _scale(holding, optimizer), constraints, average)
+    applier = _applier(run, holding, optimizer, local_weights, wholes)
     return ShardOwners(holding, shards, applier, spread, solver.clip_gradients, wholes)
 
 
-def _scale(holding: Holding, optimizer: optim.Optimizer) -> LossScale:
-    return LossScale(holding.forward.scaler, optimizer, holding.forward.device)
+def _applier(
+    run: Run,
+    holding: Holding,
+    optimizer: optim.Optimizer,
+    weights: Mapping[str, nn.Parameter],
+    wholes: Wholes,
+) -> Applier:
+    scale = LossScale(holding.forward.scaler, optimizer, holding.forward.device)
+    constraints = make_constraints(run.recipe, holding.outline, weights, wholes)
+    return Applier(optimizer, scale, constraints, average_of(run.recipe.train, weights))
 
 
 UPDATES: Mapping[str, Callable[[Run, Holding, Probe, Mesh, int], EveryRank]] = {
@@ -200,21 +203,13 @@ def make_update(
     return UPDATES[SHARDS if run.route.to_owners else ALL](run, holding, probe, mesh, delayed)
 
 
-def _together(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModeParts:
-    return ModeParts(update)
+def _served(run: Run, update: EveryRank, sharers: Group, learners: int) -> ModeParts:
+    return Served(run, update, learners, sharers.world_size)
 
 
-def _local(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModeParts:
-    return Local(run, update, mesh.sharers.rank)
-
-
-def _served(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModeParts:
-    return Served(run, update, learners, mesh.sharers.world_size)
-
-
-MODES: Mapping[str, Callable[[Run, EveryRank, Mesh, int], ModeParts]] = {
-    EVERY_STEP: _together,
-    LOCAL: _local,
+MODES: Mapping[str, Callable[[Run, EveryRank, Group, int], ModeParts]] = {
+    EVERY_STEP: lambda run, update, sharers, learners: ModeParts(update),
+    LOCAL: lambda run, update, sharers, learners: Local(run, update, sharers.rank),
     **dict.fromkeys(SERVED, _served),
 }
 """Makers of modes by `SynchronyConfig.mode`."""
@@ -222,7 +217,7 @@ MODES: Mapping[str, Callable[[Run, EveryRank, Mesh, int], ModeParts]] = {
 
 def make_mode(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModeParts:
     """Make the recipe's mode; a server begins with `learners` learners. Raises: RecipeError."""
-    return MODES[run.recipe.synchrony.mode](run, update, mesh, learners)
+    return MODES[run.recipe.synchrony.mode](run, update, mesh.sharers, learners)
 
 
 def make_noise_meter(run: Run, update: EveryRank, mode: ModeParts) -> NoiseMeter:

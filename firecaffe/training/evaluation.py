@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -92,7 +92,9 @@ def evaluate(
         tellers: The ranks that exchange results, each of its own batches; None means world.
     """
     outputs_of = outputs_of or partial(_outputs_of, model, config)
-    local_results = _OwnBatches()
+    rows: list[tuple[int, int, float]] = []  # of each batch: number, samples, sum of their losses
+    parts: Parts = {}
+    classes: Counter[int] = Counter()
     batches = eval_batches(
         dataset,
         config.eval_batch_size,
@@ -108,42 +110,30 @@ def evaluate(
             if labels_L is not None:
                 targets = labels_L.to(targets.device)[targets]
             samples = num_samples(inputs, targets)
-            local_results.rows.append(
-                (number, samples, task.loss(outputs, targets).item() * samples)
-            )
-            add_batch(local_results.parts, task.measured, number, outputs, targets)
+            rows.append((number, samples, task.loss(outputs, targets).item() * samples))
+            add_batch(parts, task.measured, number, outputs, targets)
             if task.classes is not None:
-                local_results.classes.update(task.classes(targets))
+                classes.update(task.classes(targets))
             kept.put_back()
         kept.put_back()
-    return _of_all(local_results, task, config, tellers or world)
-
-
-@dataclass
-class _OwnBatches:
-    # for each batch its number, its samples, and the sum of their losses
-    rows: list[tuple[int, int, float]] = field(default_factory=list)
-    parts: Parts = field(default_factory=dict)
-    classes: Counter[int] = field(default_factory=Counter)
+    stated = {"rows": rows, "classes": list(classes.items())}
+    return _of_all(stated, parts, task, config.seed, tellers or world)
 
 
 def _of_all(
-    local_results: _OwnBatches, task: Task, config: TrainConfig, tellers: Group
+    stated: dict[str, Any], parts: Parts, task: Task, seed: int, tellers: Group
 ) -> Evaluation:
     # All ranks call it.
     metrics = task.measured
-    stated = json.dumps(
-        {"rows": local_results.rows, "classes": list(local_results.classes.items())}
-    )
-    gathered = [json.loads(text) for text in gather_text(tellers, stated)]
+    gathered = [json.loads(text) for text in gather_text(tellers, json.dumps(stated))]
     in_batch_order = sorted(tuple(row) for part in gathered for row in part["rows"])
     classes: Counter[int] = Counter()
     for part in gathered:
         classes.update(dict(part["classes"]))
     _, counts, losses = zip(*in_batch_order, strict=True)
     count = sum(counts)
-    states = unpack(metrics, gather_bytes(tellers, pack(local_results.parts))) if metrics else {}
-    seed_random(config.seed, "metrics")
+    states = unpack(metrics, gather_bytes(tellers, pack(parts))) if metrics else {}
+    seed_random(seed, "metrics")
     return Evaluation(
         samples=count,
         loss=sum(losses) / count,

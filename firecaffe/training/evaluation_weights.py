@@ -86,16 +86,12 @@ class Ema:
 
     def exchange(self) -> None:
         for weight, average in zip(self._weights.values(), self.average.values(), strict=True):
-            weight.data, average.data = _data(average), _data(weight)
+            weight.data, average.data = average.detach(), weight.detach()
 
 
 def average_of(config: TrainConfig, weights: Mapping[str, nn.Parameter]) -> Ema | None:
     """Return the moving average of these weights if the training keeps one."""
     return Ema(weights, config.ema_decay, config.ema_warmup) if config.ema_decay else None
-
-
-def _data(tensor: Tensor) -> Tensor:
-    return tensor.detach()
 
 
 NORMS = "batch_norm"
@@ -144,12 +140,7 @@ class TrainedNorms:
 class Norms:
     """The BatchNorm statistics of evaluations, estimated anew."""
 
-    def __init__(
-        self,
-        holding: Holding,
-        batches: Batches,
-        samples: int,
-    ) -> None:
+    def __init__(self, holding: Holding, batches: Batches, samples: int) -> None:
         """Use `samples` samples, in whole micro-batches. Raises: RecipeError if there are fewer."""
         self._holding, self._forward, self._batches = holding, holding.forward, batches
         self._layers = layers_of(holding.network)

@@ -136,10 +136,10 @@ def load_run(
             f'in Python; give it again: firecaffe.load("{where}", model=…)'
         )
     if run is not None and is_start(where, recipe) and not best:
-        return _from_start(where, recipe, about or NOTHING, model)
+        return _filled(model, recipe, about or NOTHING, Path(recipe.model.weights))
     checkpoint, damaged = _checkpoint(where, best)
     if about is None and (model is None or run is not None):
-        about = _about_of_data(where, recipe)
+        about = about_of(Parts(), open_data(recipe.data))
     about = about or NOTHING
     network = _made(model, recipe, about)
     return Trained(
@@ -159,9 +159,16 @@ def is_start(where: Path, recipe: Recipe) -> bool:
     return bool(recipe.model.weights) and not begun
 
 
-def _from_start(where: Path, recipe: Recipe, about: About, model: Given | None) -> Trained:
+def _filled(model: Given | None, recipe: Recipe, about: About, file: Path) -> Trained:
+    """Load a network from a file of weights. Raises: CheckpointError unless all of them fit."""
     network = _made(model, recipe, about)
-    _take_all(network, Path(recipe.model.weights))
+    try:
+        loaded = load_weights(network, str(file))
+    except RecipeError as error:
+        raise CheckpointError(str(error).removeprefix("model.weights ")) from error
+    if loaded.missing or loaded.unexpected or loaded.reshaped:
+        line = loaded.line.removeprefix("model.weights ")
+        raise CheckpointError(f"{line}; expected all to fit")
     return Trained(network, recipe, about, None, "weights", [])
 
 
@@ -224,10 +231,6 @@ def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
     return network.eval()
 
 
-def _about_of_data(where: Path, recipe: Recipe) -> About:
-    return about_of(Parts(), open_data(recipe.data))
-
-
 def _from_coded(
     file: Path, model: Given | None, best: bool, recipe: Recipe | None, trust_code: bool
 ) -> Trained:
@@ -241,9 +244,7 @@ def _from_coded(
         recipe = with_nets(file, stated, named)
     if model is None:
         check_outline(file, recipe.model, about)
-    network = _made(model, recipe, about)
-    _take_all(network, file)
-    return Trained(network, recipe, about, None, "weights", [])
+    return _filled(model, recipe, about, file)
 
 
 def _from_file(file: Path, model: Given | None, best: bool, trust_code: bool) -> nn.Module:
@@ -256,22 +257,7 @@ def _from_file(file: Path, model: Given | None, best: bool, trust_code: bool) ->
             f'{file}: a file of weights does not say which network it is; give it: load("{file}", '
             "model=…)"
         )
-    network = _made(model, Recipe(), NOTHING)
-    _take_all(network, file)
-    return network
-
-
-def _take_all(network: nn.Module, file: Path) -> None:
-    try:
-        loaded = load_weights(network, str(file))
-    except RecipeError as error:
-        raise CheckpointError(_without_word(str(error))) from error
-    if loaded.missing or loaded.unexpected or loaded.reshaped:
-        raise CheckpointError(f"{_without_word(loaded.line)}; expected all to fit")
-
-
-def _without_word(line: str) -> str:
-    return line.removeprefix("model.weights ")
+    return _filled(model, Recipe(), NOTHING, file).model
 
 
 @dataclass(frozen=True)

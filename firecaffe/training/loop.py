@@ -24,8 +24,8 @@ from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, result_of
 from firecaffe.training.saver import PATIENCE_S, Saver
+from firecaffe.training.start import StopRequest, stopped
 from firecaffe.training.state import WEIGHTS, State, weights_digest
-from firecaffe.training.stop import StopRequest, stopped
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Loop:
 
     def go_on_alone(self, world: World) -> None:
         self.t = replace(self.t, groups=EvaluationGroups(world, world, world, world))
-        self.t.state.go_on_alone(world)
+        self.t.state.world = world
 
     def say(self, line: str) -> None:
         self._records.say(line)
@@ -171,7 +171,7 @@ class _Loop:
             saver.wait(world)
         elif not saver.wait(world, 0 if self._is_put_off else PATIENCE_S):
             if not self._is_put_off:
-                saver.put_off()
+                saver.costs.put_off += 1
                 self._records.say(f"checkpoint of step {done} put off: the one before is written")
             self._is_put_off = True
             return
@@ -206,7 +206,7 @@ class _Loop:
             if self._validation is None:
                 self._validation = _validate(t, last, records)
                 if t.first_step < last and _is_new_best(t, last):
-                    t.best.keep(_path(t, last))
+                    t.best.checkpoint = _path(t, last)
                     t.saver.wait(t.world)
                     t.saver.mark_best(last)
             stopped_early = t.best.is_enough(recipe.train.stop_after)
@@ -279,7 +279,7 @@ def _save(t: Training, done: int) -> None:
     )
     marks = []
     if _is_new_best(t, done):
-        t.best.keep(_path(t, done))
+        t.best.checkpoint = _path(t, done)
         marks.append(BEST)
     if t.learner.mode.rise.saves_lowest():
         marks.append(GOOD)

@@ -31,7 +31,8 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import replaced
 from firecaffe.tasks.outputs import prediction_of
-from firecaffe.training.forward import AUTOCAST, laid_out, seed_random
+from firecaffe.training.evaluation import autocast
+from firecaffe.training.forward import laid_out, seed_random
 from firecaffe.training.given_parts import About
 from firecaffe.user_code import is_caffe
 
@@ -287,8 +288,7 @@ def predictions(
 @torch.no_grad()
 def outputs_of(model: nn.Module, inputs: Any, config: TrainConfig, device: torch.device) -> Tensor:
     """Return the network's prediction, in the arithmetic of the run's evaluation."""
-    dtype = AUTOCAST.get(config.autocast)
-    with torch.autocast(device.type, dtype, enabled=dtype is not None):
+    with autocast(config, device):
         return prediction_of(model(laid_out(inputs, config)))
 
 

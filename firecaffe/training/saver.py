@@ -128,9 +128,6 @@ class Saver:
         tell_weights = self._tell_weights if state.has_all_weights else None
         self._last = self._thread.submit(self._save, copied, problem, marks, tell_weights)
 
-    def put_off(self) -> None:
-        self.costs.put_off += 1
-
     @property
     def is_writing(self) -> bool:
         return self._last is not None and not self._last.done()

@@ -1,30 +1,46 @@
-"""Finds where a training starts, passes its checkpoint to all ranks, and reports a fault."""
+"""Finds where a training starts, passes its checkpoint to all ranks, and reports what ends it.
+
+That is a fault, or a request to stop: a signal, or the launcher's end. Ranks agree on requests at
+the end of a step.
+"""
 
 import dataclasses
 import json
 import os
+import signal
 import socket
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import IO
+from types import FrameType
+from typing import IO, Self
 
 import torch
 from torch import Tensor
 
 from firecaffe.cluster.agree import broadcast, gather_text, text_of_first
 from firecaffe.cluster.handover import LAUNCHED
+from firecaffe.cluster.process_settings import SAME_S, handlers_kept
 from firecaffe.cluster.world import FOLDER, World, own_folder_key
-from firecaffe.errors import AgreementError, CheckpointError, MemoryFullError, RunError
+from firecaffe.errors import (
+    AgreementError,
+    CheckpointError,
+    FirecaffeError,
+    LauncherLostError,
+    MemoryFullError,
+    PreemptedError,
+    RunError,
+)
 from firecaffe.faults import ANOTHER, GOES_ON, TOGETHER, Fault
 from firecaffe.files import open_regular
 from firecaffe.resume_advice import option, resume_word
 from firecaffe.runs.fault import UNKNOWN_NEXT, fault_of, known_in, write_fault
 from firecaffe.training.checkpoint import Checkpoint, digest_of, load_newest
-from firecaffe.training.tensor_file import Stored
+from firecaffe.training.tensor_file import Stored, StoredByName
 
 WORDS = ("step", "identity", "probe", "history", "numbers", "doubts", "digest")
 
@@ -90,7 +106,7 @@ def _send_file(world: World, path: Path, copy: IO[bytes] | None) -> None:
             source.close()
 
 
-class PassedOn(Stored):
+class PassedOn(StoredByName):
     """Rank 0's tensors on all ranks, each read and sent, but not stored, when all ask for it."""
 
     def __init__(
@@ -100,6 +116,7 @@ class PassedOn(Stored):
         source: Stored | None,
     ) -> None:
         # kinds: shape and type of each tensor, in one order on all ranks. source: on rank 0.
+        super().__init__(kinds)
         self._world, self._kinds, self._source = world, kinds, source
         self._numbers = {name: number for number, name in enumerate(kinds)}
 
@@ -132,15 +149,6 @@ class PassedOn(Stored):
             # As bytes, because the group does not know every type.
             broadcast(self._world, tensor.reshape(-1).view(torch.uint8))
         return tensor
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._kinds
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._kinds)
-
-    def __len__(self) -> int:
-        return len(self._kinds)
 
 
 def _words(checkpoint: Checkpoint) -> dict[str, object]:
@@ -326,3 +334,66 @@ def tell_faults(world: World) -> Iterator[FaultTeller]:
             raise full from error
         error.fault = fault  # type: ignore[attr-defined]
         raise
+
+
+# Sent by schedulers before they take the machine, by Ctrl-C, and by a terminal that is closed. A
+# second one, `SAME_S` seconds later or more, ends the process at once. Without a launcher a second
+# Ctrl-C always does, because a person presses it.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+
+CTRL_C = b"\nfirecaffe: stops after this step, with a checkpoint; Ctrl-C again ends it at once\n"
+
+LAUNCHER = "its launcher is gone"
+
+
+class StopRequest:
+    """Listens for requests to stop in a `with` block. Signals need the main thread."""
+
+    def __init__(self) -> None:
+        self._asked = ""
+        self._kept = ExitStack()
+        self._heard_s = 0.0
+        # Our own launcher passes its process id, because it may be gone already.
+        self._parent: int | None = None
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            self._parent = int(os.environ.get(LAUNCHED, os.getppid()))
+
+    @property
+    def reason(self) -> str:
+        """The reason why this rank is to stop; empty if it is not."""
+        if not self._asked and self._parent is not None and os.getppid() != self._parent:
+            self._asked = LAUNCHER
+        return self._asked
+
+    def _hear(self, number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        is_person = number == signal.SIGINT and "RANK" not in os.environ
+        if self._asked and (is_person or now - self._heard_s > SAME_S):
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        if not self._asked:
+            self._asked, self._heard_s = signal.Signals(number).name, now
+            if is_person:
+                with suppress(OSError):
+                    os.write(2, CTRL_C)  # not by print, which the signal may interrupt
+
+    def __enter__(self) -> Self:
+        for number in self._kept.enter_context(handlers_kept(SIGNALS)):
+            signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+
+
+def stopped(reason: str, done: int, folder: Path) -> FirecaffeError:
+    """Return the error that ends a run that was asked to stop after `done` steps."""
+    message = (
+        f"stopped after step {done} ({reason or 'another rank was asked to'}); "
+        f"a checkpoint is saved, resume with {resume_word(folder)}"
+    )
+    if reason == LAUNCHER:
+        return LauncherLostError(message)
+    error = PreemptedError(message)
+    error.goes_along = not reason
+    return error

@@ -79,9 +79,6 @@ class State:
         if self._resumed is not None:
             piece.load(stored_piece(self._resumed, name, piece.held_by_all))
 
-    def go_on_alone(self, world: World) -> None:
-        self.world = world
-
     def take_from_first(self) -> list[int]:
         """Give all ranks rank 0's values of common pieces. Returns the ranks that had others."""
         return take_from_first(self.world, self.tensors_held_by_all())
@@ -155,12 +152,10 @@ class State:
 
     def begin(self) -> None:
         """Remember which buffers are not finite before the first step, as a mask of infinities."""
-        local_results = self._own_results()
-        buffers = {
-            name: tensor for name, tensor in local_results.items() if name.startswith("buffer/")
-        }
         self._begun_infinite = {
-            name for name, tensor in buffers.items() if first_not_finite({name: tensor})
+            name
+            for name, tensor in self._own_results().items()
+            if name.startswith("buffer/") and first_not_finite({name: tensor})
         }
 
     def check_finite(self) -> None:
@@ -225,19 +220,14 @@ class State:
 
     def digest_each(self) -> dict[str, str]:
         """Return digests of all tensors and losses, 16 hex digits, on rank 0. All ranks call it."""
-        digests = digest_each(self._wholes(self._results()))
-        return {
-            name: value[:16] for name, value in {**digests, "losses": self.losses.history}.items()
-        }
+        return _short(digest_each(self._wholes(self._results())), self.losses.history)
 
     def digest_each_of(self, checkpoint: Checkpoint) -> dict[str, str]:
         digests: dict[str, str] = {}
         for name in self._results():
             stored = stored_piece(checkpoint, name, self.pieces[name].held_by_all)
             digests |= digest_each((f"{name}/{key}", stored[key]) for key in stored)
-        return {
-            name: value[:16] for name, value in {**digests, "losses": checkpoint.history}.items()
-        }
+        return _short(digests, checkpoint.history)
 
     def _results(self) -> list[str]:
         return [name for name, piece in self.pieces.items() if piece.is_result]
@@ -254,6 +244,10 @@ class State:
                     yield f"{name}/{key}", tensor
             elif self.world.is_first:
                 yield from self.tensors_held_by_all([name]).items()
+
+
+def _short(digests: Mapping[str, str], history: str) -> dict[str, str]:
+    return {name: value[:16] for name, value in {**digests, "losses": history}.items()}
 
 
 def _take(word: str, numbers: Numbers, state: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,22 +42,30 @@ class Stored(Mapping[str, Tensor]):
     def full_name(self, name: str) -> str:
         return name
 
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
-class InMemory(Stored):
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
+
+class StoredByName(Stored):
+    """Stored tensors whose names are the keys of a mapping."""
+
+    def __init__(self, by_name: Mapping[str, Any]) -> None:
+        self._by_name = by_name
 
     def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[name]
+        return name in self._by_name
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
+        return iter(self._by_name)
 
     def __len__(self) -> int:
-        return len(self._tensors)
+        return len(self._by_name)
+
+
+class InMemory(StoredByName):
+    def __getitem__(self, name: str) -> Tensor:
+        tensor: Tensor = self._by_name[name]
+        return tensor
 
 
 class Under(Stored):
@@ -87,9 +95,6 @@ class Under(Stored):
     def __iter__(self) -> Iterator[str]:
         names = (name for name in self._stored if name.startswith(self._prefix))
         return (name.removeprefix(self._prefix) for name in names)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 DTYPES = {
@@ -146,7 +151,7 @@ def write_tensors(
     return problem
 
 
-class TensorFile(Stored):
+class TensorFile(StoredByName):
     """A file's tensors, each read into memory of its own.
 
     The library reads the header only. It would map the file: mapped pages count as this process's
@@ -155,12 +160,12 @@ class TensorFile(Stored):
 
     def __init__(self, path: Path) -> None:
         """Read the header. Raises: CheckpointError if it is no such file."""
-        self._path = path
+        self._path, self._places = path, dict[str, TensorPlace]()
+        super().__init__(self._places)
         try:
             with open_regular(path) as file:
                 start = 8 + int.from_bytes(file.read(8), "little")
             with safe_open(path, framework="pt") as opened:
-                self._places: dict[str, TensorPlace] = {}
                 for name in opened.offset_keys():  # contiguous, as the format requires
                     tensor = opened.get_slice(name)
                     dtype = DTYPE_OF_WORD[tensor.get_dtype()]
@@ -206,15 +211,6 @@ class TensorFile(Stored):
         if len(rest):
             raise CheckpointError(f"{self._path}: {name} is cut short")
         return tensor
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 def _header(listed: Sequence[Whole]) -> bytes:

@@ -15,7 +15,7 @@ import firecaffe
 from firecaffe import Recipe, RunConfig, TrainConfig
 from firecaffe.errors import PreemptedError
 from firecaffe.training.checkpoint import load_newest
-from firecaffe.training.stop import StopRequest
+from firecaffe.training.start import StopRequest
 from tests.faults.runs import lines_of_ours, read
 from tests.loopback import free_port
 from tests.ranks.networks import Everything, small_data

@@ -17,7 +17,7 @@ from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.explain_modes import explain_served
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.synchrony.events import Push
-from firecaffe.training.modes.served.messages import ALIGNMENT
+from firecaffe.training.modes.served.server_memory import ALIGNMENT
 from firecaffe.training.verification import verify_run
 from tests.kit.training import ALONE
 from tests.kit.worlds import Trained, checkpoint_of

@@ -216,7 +216,8 @@ class Balance:
         rows = rows_of(self.shares, at_a_time)
         return tuple(range(row[0].start // unit, row[-1].stop // unit) for row in rows)
 
-    def as_dict(self) -> dict[str, object]:
+    @property
+    def row(self) -> dict[str, object]:
         return {
             "micro_batches_by_rank": self.micro_batches_by_rank,
             "changes": [asdict(change) for change in self.changes],
@@ -237,30 +238,19 @@ class FixedShares:
         return ""
 
 
-@dataclass(frozen=True)
-class MeasuredShares:
+@dataclass(kw_only=True)
+class MeasuredShares(Balance):
     """Shares that change between steps, if all ranks make each step together."""
 
-    balance: Balance
     step: EveryStep
     ahead: BatchesAhead
     order: Callable[[range], list[int]]
 
-    @property
-    def row(self) -> dict[str, object]:
-        return self.balance.as_dict()
-
-    def add(self, result: StepResult) -> None:
-        self.balance.add(result)
-
-    def is_due(self, done: int) -> bool:
-        return self.balance.is_due(done)
-
     def decide(self, done: int) -> str:
-        """Call `Balance.decide`, and use the new shares in the steps after `done`."""
-        said = self.balance.decide(done)
+        """Decide the shares, and use new ones in the steps after `done`."""
+        said = super().decide(done)
         if said:
-            self.step.share_out(self.balance.shares, self.order, self.balance.own_share)
+            self.step.share_out(self.shares, self.order, self.own_share)
             self.ahead.go_on(self.step.leaves if self.ahead.leaves else [], done)
         return said
 
@@ -275,8 +265,9 @@ def measured_shares(
         return FixedShares()
     full_step = run.recipe.train.global_batch_size
     at_first = synchrony.shares_every, run.shares, run.recipe.exchange.level
-    balance = Balance(mesh.world, layout, run.num_leaves, full_step, *at_first)
-    return MeasuredShares(balance, step, ahead, partial(run.route.order, run.num_leaves))
+    order = partial(run.route.order, run.num_leaves)
+    measured = mesh.world, layout, run.num_leaves, full_step
+    return MeasuredShares(*measured, *at_first, step=step, ahead=ahead, order=order)
 
 
 def shares_in_rows(rounds: Shares, size: int) -> Shares:

@@ -101,9 +101,6 @@ class LocalSums:
         self._longest, self._row, self._device = longest, counted + 1, device
         self.waiting: list[LocalOutcome] = []
 
-    def add(self, outcome: LocalOutcome) -> None:
-        self.waiting.append(outcome)
-
     def take_waiting(self) -> list[LocalOutcome]:
         taken, self.waiting = self.waiting, []
         return taken
@@ -277,7 +274,7 @@ class LocalStepper:
             if self.ahead.leaves and self.ahead.leaves != self.leaves:
                 self.ahead.go_on(self.leaves, step)
         outcome, done = self._train(step, learning_rate), step + 1
-        self.sums.add(outcome)
+        self.sums.waiting.append(outcome)
         if self._under_way is not None and self._under_way.round.applied == done:
             self._apply(self._under_way, outcome, learning_rate)
         for round_ in self.rounds.taken(done):
@@ -292,7 +289,7 @@ class LocalStepper:
                 self._apply(self._under_way, outcome, learning_rate)
             else:
                 self.replicas.remember(average.fragment)
-        self.replicas.end_step(self.rounds.are_together(done))
+        self.replicas.is_apart = not self.rounds.are_together(done)
         outcome.times.end()
         return outcome
 
@@ -369,7 +366,5 @@ class LocalStepper:
 
 
 def samples_of(order: SampleOrder, step: int, leaves: range) -> int:
-    there = order.samples_in_step(step)
-    ends = (min(there, leaf * order.micro_batch_size) for leaf in (leaves.start, leaves.stop))
-    first, last = ends
-    return last - first
+    there, size = order.samples_in_step(step), order.micro_batch_size
+    return min(there, leaves.stop * size) - min(there, leaves.start * size)

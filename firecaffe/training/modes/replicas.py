@@ -86,9 +86,6 @@ class Replicas:
         self.take(Fragment(self.named, has_buffers=True))
         self.is_apart = False
 
-    def end_step(self, are_together: bool) -> None:
-        self.is_apart = not are_together
-
     @torch.no_grad()
     def take(self, fragment: Fragment) -> None:
         """Give all replicas a fragment of the average that the network holds."""

@@ -180,9 +180,6 @@ class _ByOwnNames(Stored):
         for path in self._stored:
             yield from self._names.own(path)
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
     @staticmethod
     def _is_cut(source: PieceSource, shape: Sequence[int]) -> bool:
         return bool(source.cut) and len(shape) > source.dim and shape[source.dim] == source.cut[-1]
@@ -248,7 +245,7 @@ class FreshNetwork:
         network = drawing.draw(whole, keeper.take)
         if network is None:
             return None
-        keeper.put_in(network)
+        keeper.network = network
         return keeper
 
     def _whole(self, is_alone: bool) -> "_Keeper":
@@ -265,7 +262,7 @@ class FreshNetwork:
                 take(name, tensor.detach())
 
         keeper = _Keeper({}, list(named), again, is_alone)
-        keeper.put_in(network)
+        keeper.network = network
         again(keeper.take)
         return keeper
 
@@ -284,9 +281,6 @@ class _Keeper:
         self._is_alone = is_alone
         self.pieces: dict[str, Sequence[Tensor]] = {}
         self._digests: dict[str, str] = {}
-
-    def put_in(self, network: nn.Module) -> None:
-        self.network = network
 
     def take(self, name: str, whole: Tensor) -> None:
         self._digests[name] = "" if self._is_alone else digest([(name, whole)])

@@ -1,9 +1,9 @@
 """An update: how gradients are summed over ranks, who applies the sums, and how."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn, optim
@@ -68,6 +68,17 @@ class Applier:
             constraint.restrict(weights)
             if self.ema is not None:
                 constraint.restrict(self.ema.average)
+
+
+class OwnParameters(nn.Module):
+    """A module of parameters whose names have dots, which torch forbids for its own ones."""
+
+    def __init__(self, named: dict[str, nn.Parameter]) -> None:
+        super().__init__()
+        self.named = named
+
+    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        return iter(self.named.items())
 
 
 class EveryRank:

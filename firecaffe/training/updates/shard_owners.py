@@ -6,9 +6,8 @@ its shard only, as pieces under the names of whole parameters. So any layout of 
 from any other's checkpoint.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.outcome import Span
 from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts, PieceSource
 from firecaffe.training.piece import Numbers, Piece, Wholes
-from firecaffe.training.updates.every_rank import Applier, EveryRank
+from firecaffe.training.updates.every_rank import Applier, EveryRank, OwnParameters
 from firecaffe.training.updates.spread import Found, Spread
 
 
@@ -43,7 +42,7 @@ class ShardOwners(EveryRank):
 
     @property
     def _own(self) -> nn.Module:
-        return _OwnParameters(self.shards.own)
+        return OwnParameters(self.shards.own)
 
     def piece(self, piece: Piece) -> Piece:
         return InParts(piece, self._names)
@@ -117,14 +116,3 @@ def names_of(shards: Shards, names: Names) -> Names:
         if name in shards.own and (cut[shards.rank], cut[shards.rank + 1]) != (0, cut[-1])
     }
     return Names(sources | rows, names.places, frozenset(elsewhere))
-
-
-class _OwnParameters(nn.Module):
-    """A module of parameters whose names have dots, which torch forbids for its own ones."""
-
-    def __init__(self, named: Mapping[str, nn.Parameter]) -> None:
-        super().__init__()
-        self._named = named
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        return iter(self._named.items())

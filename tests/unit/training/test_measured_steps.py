@@ -114,7 +114,7 @@ def test_shares_follow_the_medians_of_full_steps(monkeypatch: Patch) -> None:
     said = own.decide(4)
     assert own.micro_batches_by_rank == [2, 6]
     assert "from step 5 on: 2, 6 micro-batches (before: 4, 4)" in said
-    assert own.as_dict()["changes"] == [
+    assert own.row["changes"] == [
         {"step": 4, "micro_batches_by_rank": [2, 6], "seconds_by_rank": [3.05, 1.0]}
     ]
 

@@ -16,12 +16,9 @@ from torch import Tensor, nn
 from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient
 from firecaffe.training.modes.served.work_gradient import Contribution
 from firecaffe.transport.lane import Lane
-
-ALIGNMENT = 64
-"""Bytes. Each tensor begins at a multiple of it."""
 
 
 class Parcel:

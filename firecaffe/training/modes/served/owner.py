@@ -28,13 +28,18 @@ from firecaffe.solvers.caffe_solvers import set_delay
 from firecaffe.solvers.optimizer_state import OptimizerNumbers
 from firecaffe.synchrony.events import Push
 from firecaffe.synchrony.server_policies import Leaf, Work
-from firecaffe.training.modes.served.holders import UpdateOrder
-from firecaffe.training.modes.served.messages import ALIGNMENT, Parcel
+from firecaffe.training.modes.served.messages import Parcel
 from firecaffe.training.modes.served.server import Server
-from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory, bytes_in_file
+from firecaffe.training.modes.served.server_memory import (
+    ALIGNMENT,
+    Gradient,
+    ServerMemory,
+    bytes_in_file,
+)
+from firecaffe.training.modes.served.work_gradient import UpdateOrder
 from firecaffe.training.piece import Piece, Weights
 from firecaffe.training.tensor_file import InMemory
-from firecaffe.training.updates.every_rank import Applier
+from firecaffe.training.updates.every_rank import Applier, OwnParameters
 
 
 @dataclass(frozen=True)
@@ -106,19 +111,12 @@ def _pieces(parcel: Parcel, start: int, stop: int) -> dict[str, range]:
     return pieces
 
 
-class Runs(nn.Module):
+class Runs(OwnParameters):
     """An owner's runs of parameters, by the parameters' names."""
 
     def __init__(self, whole: Mapping[str, nn.Parameter], shard: Shard) -> None:
-        super().__init__()
-        self.named = {
-            name: nn.Parameter(shard.run_of(name, whole[name].detach()).clone())
-            for name in shard.pieces
-        }
-
-    def named_parameters(self, *_: Any, **__: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield names with dots, which torch forbids for a module's own parameters."""
-        return iter(self.named.items())
+        runs = {name: shard.run_of(name, whole[name].detach()).clone() for name in shard.pieces}
+        super().__init__({name: nn.Parameter(run) for name, run in runs.items()})
 
 
 class RunMemory(ServerMemory):

@@ -32,7 +32,6 @@ from firecaffe.training.modes.served.carrier import (
     listen,
     send_order,
 )
-from firecaffe.training.modes.served.holders import Holders, KeptTraining, UpdateOrder
 from firecaffe.training.modes.served.messages import Parcel
 from firecaffe.training.modes.served.owner import (
     HeldRuns,
@@ -47,7 +46,14 @@ from firecaffe.training.modes.served.owner import (
 from firecaffe.training.modes.served.server import Server, late_rule
 from firecaffe.training.modes.served.server_memory import Gradient
 from firecaffe.training.modes.served.server_steps import weight_of
-from firecaffe.training.modes.served.work_gradient import Bench, Contribution, Workbench
+from firecaffe.training.modes.served.work_gradient import (
+    Bench,
+    Contribution,
+    Holders,
+    KeptTraining,
+    UpdateOrder,
+    Workbench,
+)
 from firecaffe.training.piece import AllHere
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.training.updates.every_rank import Applier

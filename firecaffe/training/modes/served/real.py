@@ -36,7 +36,6 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.modes.mode import Loop
 from firecaffe.training.modes.served.coder import Coder
 from firecaffe.training.modes.served.door import Doorkeeper
-from firecaffe.training.modes.served.holders import Holders, UpdateOrder
 from firecaffe.training.modes.served.messages import END, Messages
 from firecaffe.training.modes.served.real_clock import (
     ClockLearner,
@@ -46,7 +45,7 @@ from firecaffe.training.modes.served.real_clock import (
     RealClock,
     RemoteLearner,
 )
-from firecaffe.training.modes.served.work_gradient import Bench, Workbench
+from firecaffe.training.modes.served.work_gradient import Bench, Holders, UpdateOrder, Workbench
 from firecaffe.training.result import Result
 from firecaffe.transport.lane import Lane, store_of
 

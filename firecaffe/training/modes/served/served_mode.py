@@ -22,7 +22,6 @@ from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import Rise
 from firecaffe.training.modes.mode import Linked, ModeParts, Steps
 from firecaffe.training.modes.served.coder import make_coder
-from firecaffe.training.modes.served.holders import Holders, KeptTraining
 from firecaffe.training.modes.served.lockless import Rule, SharedWeights
 from firecaffe.training.modes.served.owners import Owners
 from firecaffe.training.modes.served.real import RealRanks
@@ -35,7 +34,7 @@ from firecaffe.training.modes.served.server_steps import (
     ServedStepper,
     weight_of,
 )
-from firecaffe.training.modes.served.work_gradient import Computed
+from firecaffe.training.modes.served.work_gradient import Computed, Holders, KeptTraining
 from firecaffe.training.piece import Numbers, NumbersOfParts, Piece
 from firecaffe.training.updates.every_rank import Applier, EveryRank
 

@@ -31,10 +31,6 @@ ALIGNMENT = 64
 """Bytes. Each tensor begins at a multiple of it."""
 
 
-def copy_in_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
 def copy_in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy dense tensors on the host into a mapped file. Raises: RunError if there is no room.
 
@@ -107,7 +103,8 @@ class ServerMemory:
             return
         now = self._now()
         in_file = self.is_full(size_of(now)) and all(tensor.is_cpu for tensor in now.values())
-        self.versions[version] = copy_in_file(now) if in_file else copy_in_memory(now)
+        copies = copy_in_file(now) if in_file else {n: tensor.clone() for n, tensor in now.items()}
+        self.versions[version] = copies
 
     def is_full(self, size: int) -> bool:
         return sum(map(size_of, self.versions.values())) + size > MOST_BYTES

@@ -27,9 +27,8 @@ from firecaffe.training.divergence import for_server
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.holders import UpdateOrder
 from firecaffe.training.modes.served.server import Server
-from firecaffe.training.modes.served.work_gradient import Contribution, Contributions
+from firecaffe.training.modes.served.work_gradient import Contribution, Contributions, UpdateOrder
 from firecaffe.training.outcome import Outcome, Timings, Votes, ballot
 from firecaffe.training.piece import Numbers, NumbersOfParts
 from firecaffe.training.updates.every_rank import EveryRank

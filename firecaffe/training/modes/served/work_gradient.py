@@ -2,25 +2,32 @@
 
 A simulated clock and a replay compute a gradient when its event happens (`Computed`), at the
 weights and buffers of the version that the learner had pulled. They never compute what is dropped.
+
+Under the real clock, learners compute on benches. Rank 0, which decides, may have all weights, or
+others hold them.
 """
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
+from firecaffe.cluster.world import World
 from firecaffe.data import Batch
 from firecaffe.data.train_batches import TrainBatches
+from firecaffe.recipe.run import Run
+from firecaffe.synchrony.events import Event
 from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served.coder import Coder
 from firecaffe.training.modes.served.server import Server
-from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory
+from firecaffe.training.state import State
 
 
 @dataclass(frozen=True)
@@ -144,3 +151,64 @@ def _copy(model: nn.Module, values: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.copy_(values[name])
+
+
+@dataclass(frozen=True)
+class KeptTraining:
+    """A training after its warm steps, whose weights go to their holders."""
+
+    run: Run
+    world: World
+    named: Mapping[str, nn.Parameter]
+    optimizer: optim.Optimizer
+    state: State
+    memory: ServerMemory
+    """The memory that a checkpoint was loaded into, and the next one is saved from."""
+    server: Server
+    """Rank 0's server. If others hold the weights, it has the buffers only."""
+    coder: Coder
+
+
+@dataclass(frozen=True)
+class UpdateOrder:
+    """An event, and the settings of the update that it may cause."""
+
+    event: Event
+    step: int
+    """The training's step, counted from 0."""
+    rate: float
+    momentum: float | None
+    delay: int
+    """The updates over which momentum is delayed; 0 if it is not."""
+
+
+class Holders:
+    """No other holders: rank 0's server has all weights, and sends them. Others extend it."""
+
+    are_others = False
+    """Whether others have the weights, and receive gradients; then no worker can join later."""
+
+    def bench(self, bench: Workbench, place: int) -> Bench:
+        return bench
+
+    def tell(self, order: UpdateOrder) -> None: ...
+
+    def gather(self, look: Callable[[], None]) -> None:
+        """Update the training's state, on rank 0. `look` is called while waiting, and may raise."""
+
+    @property
+    def moved(self) -> dict[int, tuple[int, int]]:
+        """Bytes (sent, received) of each rank as a server, at `gather`; empty if only rank 0 is."""
+        return {}
+
+    def end(self) -> None:
+        """End the holders, on rank 0, once all learners have ended."""
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for this rank's threads to end. Return whether they have."""
+        return True
+
+    def check(self) -> None: ...
+
+    def cut(self) -> None:
+        """End all waiting of this rank's threads."""

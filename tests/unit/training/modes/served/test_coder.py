@@ -17,8 +17,8 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served.coder import Coder, FeedbackEncoder, make_coder
-from firecaffe.training.modes.served.messages import ALIGNMENT, WORK, Head, Messages
-from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.messages import WORK, Head, Messages
+from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient
 from firecaffe.training.modes.served.work_gradient import Contribution
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.transport.lane import Lane
