@@ -48,7 +48,6 @@ from firecaffe.training.given_parts import OWN, Parts, about_of, open_parts
 from firecaffe.training.learner import Learner, build_learner, connect, make_steps
 from firecaffe.training.loop import Training, groups_of
 from firecaffe.training.loop import train as run_training
-from firecaffe.training.modes.mode import Steps
 from firecaffe.training.modes.served.served_mode import Served, facts_of
 from firecaffe.training.parallel.auto_layout import LayoutChoice, choose_layout, notes_of_layout
 from firecaffe.training.parallel.mesh import Mesh, make_mesh
@@ -94,21 +93,15 @@ def keep_forecast(
 
 
 def record_of(
-    result: Result,
-    run: Run,
-    learner: Learner,
-    world: World,
-    data: Data,
-    choice: AutoChoice | None,
-    steps: Steps,
-    start: Start,
+    result: Result, training: Training, choice: AutoChoice | None, start: Start
 ) -> dict[str, Any]:
+    run, learner, data = training.run, training.learner, training.data
     recipe = run.recipe
     return {
         **result.to_dict(),
         **learner.findings.row,
         "model": without_folder(recipe.model.name),
-        "world_size": world.world_size,
+        "world_size": training.world.world_size,
         "initial_lr": recipe.solver.base_lr * run.rate_scale,
         "exchange": run.route.algorithm,
         "exchange_choice": choice and dataclasses.asdict(choice),
@@ -116,7 +109,7 @@ def record_of(
         "data": data.description,
         "class_names": data.class_names,
         "samples_seen": run.order.samples_before(result.steps),
-        "balance": steps.shares.row,
+        "balance": training.steps.shares.row,
         "synchrony": learner.mode.row(result.steps),
         "parallel": learner.holding.row(run.num_leaves),
         "tuned": tuned_by(recipe),
@@ -221,8 +214,7 @@ def _train_in(
     for line in learner.mode.last_words():
         records.say(line)
     if world.is_first:
-        parts_of_run = run, learner, world, data, choice, steps, start
-        record = record_of(result, *parts_of_run)
+        record = record_of(result, training, choice, start)
         record["plugins"] = plugin_names(plugins)
         record["parallel_choice"] = chosen_layout and dataclasses.asdict(chosen_layout)
         _keep_record(folder, run, record, records)

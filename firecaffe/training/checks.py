@@ -326,9 +326,7 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
         make_optimizer(named, recipe.solver)
         check_constraints(recipe, network)
         if recipe.synchrony.mode == LOCAL:
-            cut_fragments(
-                [parameter.numel() for parameter in named.values()], recipe.synchrony.fragments
-            )
+            cut_fragments([p.numel() for p in named.values()], recipe.synchrony.fragments)
         with in_words_of(recipe.parallel):
             if recipe.parallel.is_split:
                 chosen = chosen_layers(network, recipe.parallel)

@@ -64,9 +64,7 @@ class Pruning:
         self._weights, self._keep, self._threshold = weights, keep, threshold
         self._words, self._wholes = words, wholes
         # True where a weight is kept
-        self.masks = {
-            name: torch.ones_like(weight, dtype=torch.bool) for name, weight in weights.items()
-        }
+        self.masks = {n: torch.ones_like(w, dtype=torch.bool) for n, w in weights.items()}
         # with surgery, the weights that masked ones are made of
         self.dense: dict[str, Tensor] = {}
         if words.how == SURGERY:
@@ -135,9 +133,7 @@ class Pruning:
         scores = {name: weights[name].abs() for name in self._keep if name in weights}
         if may_return:
             scores = {name: with_hold(score, masks[name]) for name, score in scores.items()}
-        counts = {
-            name: count_of(self._share(name, done), score.numel()) for name, score in scores.items()
-        }
+        counts = {n: count_of(self._share(n, done), score.numel()) for n, score in scores.items()}
         if self._words.scope == ADAPTIVE:
             scores = {name: adaptive(score) for name, score in scores.items()}
         if self._words.scope != LAYER and scores:
@@ -189,9 +185,7 @@ class Sharing:
         self._wholes = wholes
         # the values by code before the first update, if they are not trained
         self._fixed: dict[str, Tensor] | None = None
-        self.codes = {
-            name: torch.zeros_like(weight, dtype=torch.int32) for name, weight in weights.items()
-        }
+        self.codes = {n: torch.zeros_like(w, dtype=torch.int32) for n, w in weights.items()}
 
     @property
     def pieces(self) -> dict[str, Piece]:
@@ -229,13 +223,9 @@ class Sharing:
                 local_weights = {name: weight.detach() for name, weight in self._weights.items()}
                 self._fixed = self._values(local_weights)
             return
-        gradients = {
-            n: weight.grad for n, weight in self._weights.items() if weight.grad is not None
-        }
+        gradients = {n: w.grad for n, w in self._weights.items() if w.grad is not None}
         whole = self._wholes.of_own(gradients)
-        shared = {
-            n: self._shared(n, codes[n].reshape(-1), gradient) for n, gradient in whole.items()
-        }
+        shared = {n: self._shared(n, codes[n].reshape(-1), g) for n, g in whole.items()}
         self._wholes.put(shared, gradients)
 
     def _shared(self, name: str, codes: Tensor, gradient: Tensor) -> Tensor:
@@ -330,9 +320,7 @@ def make_constraints(
     constraints: list[Constraint] = []
     if recipe.prune.is_on:
         keep, threshold = pruned_weights(network, recipe.prune)
-        pruned = {
-            n: parameter for n, parameter in own.items() if wholes.name(n) in {**keep, **threshold}
-        }
+        pruned = {n: p for n, p in own.items() if wholes.name(n) in {**keep, **threshold}}
         constraints.append(Pruning(pruned, keep, threshold, recipe.prune, wholes))
     if recipe.share.is_on:
         bits = shared_weights(network, recipe.share)

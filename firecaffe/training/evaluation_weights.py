@@ -200,11 +200,7 @@ class Norms:
             buffer.copy_(self._statistics[name])
 
     def _running(self) -> dict[str, Tensor]:
-        return {
-            f"{name}.{buffer}": getattr(layer, buffer)
-            for name, layer in self._layers.items()
-            for buffer in BUFFERS
-        }
+        return {f"{n}.{b}": getattr(layer, b) for n, layer in self._layers.items() for b in BUFFERS}
 
     def _of_leaves(self, places: Sequence[int]) -> Iterator[dict[str, Tensor]]:
         forward = self._forward

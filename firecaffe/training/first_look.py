@@ -96,9 +96,7 @@ class FirstLook:
         loss = self.forward.task.loss
         if isinstance(loss, nn.Module):
             digests |= {f"loss.{path}": digest for path, digest in attributes_of(loss).items()}
-            digests |= {
-                f"loss.{name}": tensor_digest(buffer) for name, buffer in loss.named_buffers()
-            }
+            digests |= {f"loss.{n}": tensor_digest(b) for n, b in loss.named_buffers()}
         return digests
 
     @torch.no_grad()
@@ -119,8 +117,4 @@ def _another(batches: Batches) -> Batch | None:
 
 def _carried_over(begun: Digests, after: Digests, again: Digests) -> list[str]:
     # Attributes that forward changes, and that differ after the same micro-batch again.
-    return [
-        path
-        for path, value in after.items()
-        if begun.get(path) != value and again.get(path) != value
-    ]
+    return [path for path, v in after.items() if begun.get(path) != v and again.get(path) != v]

@@ -142,14 +142,9 @@ def load_run(
         about = about_of(Parts(), open_data(recipe.data))
     about = about or NOTHING
     network = _made(model, recipe, about)
-    return Trained(
-        network,
-        recipe,
-        about,
-        checkpoint.step,
-        fill(network, checkpoint),
-        [f"{reason}; an older checkpoint is taken" for reason in damaged],
-    )
+    evaluated = fill(network, checkpoint)
+    notes = [f"{reason}; an older checkpoint is taken" for reason in damaged]
+    return Trained(network, recipe, about, checkpoint.step, evaluated, notes)
 
 
 def is_start(where: Path, recipe: Recipe) -> bool:

@@ -179,10 +179,7 @@ def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, 
         _check_shape(path, sample, about)
     if not about.sample_CHW and (config.mean or config.std):
         samples = normalize(samples, config.mean, config.std, "cpu")
-    return [
-        (str(path) if is_one else f"{path}[{number}]", sample)
-        for number, sample in enumerate(samples)
-    ]
+    return [(str(path) if is_one else f"{path}[{i}]", sample) for i, sample in enumerate(samples)]
 
 
 def read_image(path: Path, about: About, config: DataConfig) -> Tensor:

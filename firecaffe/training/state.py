@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor
 
 from firecaffe.cluster.agree import (
     differing_ranks,
@@ -35,10 +35,9 @@ from firecaffe.cluster.agree import (
 )
 from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, NotFiniteError, UnfitCheckpointError
-from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.training.checkpoint import STATE, Checkpoint
 from firecaffe.training.parallel.cut_pieces import NumbersInParts
-from firecaffe.training.piece import Losses, Numbers, Piece, Weights
+from firecaffe.training.piece import Losses, Numbers, Piece
 from firecaffe.training.tensor_file import Stored, TensorFile, Under
 from firecaffe.transport.collect import Whole, collect, list_wholes
 
@@ -143,9 +142,7 @@ class State:
         for word, numbers in self.numbers.items():
             if isinstance(numbers, NumbersInParts):
                 texts = gather_text(self.world, json.dumps(numbers.state_dict()))
-                collected[word] = {
-                    name: value for text in texts for name, value in json.loads(text).items()
-                }
+                collected[word] = {n: v for text in texts for n, v in json.loads(text).items()}
             elif self.world.is_first:
                 collected[word] = numbers.state_dict()
         return collected
@@ -257,19 +254,6 @@ def _take(word: str, numbers: Numbers, state: dict[str, Any]) -> None:
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         said = str(error) if isinstance(error, ValueError) else repr(error)
         raise CheckpointError(f"checkpoint's {word} cannot be taken ({said:.200})") from error
-
-
-def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> State:
-    """Return the state of any training; other pieces and numbers are added to it."""
-    return State(
-        world,
-        {
-            "parameter": Weights(model.named_parameters),
-            "buffer": Weights(model.named_buffers),
-            "optimizer": OptimizerTensors(model, optimizer),
-        },
-        {"scalars": OptimizerNumbers(model, optimizer)},
-    )
 
 
 def weights_digest(tensors: Mapping[str, Tensor]) -> str:

@@ -5,15 +5,19 @@ from dataclasses import replace
 
 from torch import Tensor, nn, optim
 
+from firecaffe.cluster.world import World
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.data.train_batches import TrainBatches
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.config import TrainConfig
+from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.tasks import CLASSIFICATION, Loss, Task
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.every_step import empty_counts, steps_of_whole
 from firecaffe.training.outcome import StepResult
+from firecaffe.training.piece import Weights
+from firecaffe.training.state import State
 from firecaffe.transport.exchange import Exchange
 from tests.kit.training import ALONE
 
@@ -74,3 +78,16 @@ class Worker:
                 if isinstance(value, Tensor):
                     kept[f"{name}/{key}"] = value
         return {name: each.detach().clone() for name, each in kept.items()}
+
+
+def state_of(world: World, model: nn.Module, optimizer: optim.Optimizer) -> State:
+    """The state of any training; other pieces and numbers are added to it."""
+    return State(
+        world,
+        {
+            "parameter": Weights(model.named_parameters),
+            "buffer": Weights(model.named_buffers),
+            "optimizer": OptimizerTensors(model, optimizer),
+        },
+        {"scalars": OptimizerNumbers(model, optimizer)},
+    )

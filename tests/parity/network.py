@@ -15,8 +15,8 @@ from firecaffe.cluster.agree import digest
 from firecaffe.cluster.world import World
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.training.checkpoint import load_newest
-from firecaffe.training.state import state_of
 from firecaffe.training.tensor_file import TensorFile
+from tests.kit.training_steps import state_of
 
 SEED, STEPS, RATE, MOMENTUM, DECAY = 11, 6, 0.05, 0.9, 0.001
 MICRO_BATCH = 3

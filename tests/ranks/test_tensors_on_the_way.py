@@ -23,9 +23,10 @@ from firecaffe.training import checkpoint as module
 from firecaffe.training import start
 from firecaffe.training.checkpoint import Checkpoint, digest_of, save_checkpoint
 from firecaffe.training.start import WORDS, PassedOn, find_start
-from firecaffe.training.state import State, state_of
+from firecaffe.training.state import State
 from firecaffe.training.tensor_file import InMemory, Stored
 from firecaffe.transport.collect import HeldPart, collect, give_all, list_wholes
+from tests.kit.training_steps import state_of
 from tests.world import Ranks
 
 TENSORS = {

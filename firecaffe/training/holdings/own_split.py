@@ -53,21 +53,13 @@ class OwnSplit(SplitLayers):
         self._leaves = [run.micro_batches(rank) for rank in range(first, first + size)]
         self._stand_in, self._stands_in = stand_in, num_samples(*stand_in)
         self.evaluators: Group = mesh.world
-        parts = {
-            name: parameter
-            for name, parameter in self.named.items()
-            if parameter in split.parameters
-        }
+        parts = {n: p for n, p in self.named.items() if p in split.parameters}
         coded = None if codec is None or not parts else codec(parts)
         self._sums = PartSums(parts, mesh.column, size, run.shares, coded)
 
     @property
     def summed(self) -> dict[str, nn.Parameter]:
-        return {
-            name: parameter
-            for name, parameter in self.named.items()
-            if name not in self._sums.names
-        }
+        return {n: p for n, p in self.named.items() if n not in self._sums.names}
 
     @property
     def part_sums(self) -> Sequence[PartSums]:

@@ -20,11 +20,11 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.replicas import NamesOfReplicas
 from firecaffe.training.outcome import Spent
-from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts
+from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts, NumbersOfRow
 from firecaffe.training.parallel.split_network import RowNetwork, SplitNetwork
 from firecaffe.training.piece import Numbers, OfRanks, Piece, Wholes
 from firecaffe.training.updates.part_sums import MemoryInParts
-from firecaffe.training.updates.spread import Among, Spread
+from firecaffe.training.updates.spread import Among, Spread, TensorPart
 
 SAMPLES, CHANNELS, ROWS, CLASSES = 4, 16, 12, 10
 
@@ -82,8 +82,8 @@ class InRow(Holding):
         names = [*self.summed, *(name for name in self.named if name not in self.summed)]
         return Among(
             groups,
-            {name: parameter.dtype for name, parameter in self.held.trained_outline.items()},
-            {name: self.held.part(name) for name in names},
+            {name: parameter.dtype for name, parameter in self._trained_outline.items()},
+            {name: self._part(name) for name in names},
             updated,
             self.knows_loss,
         )
@@ -126,14 +126,24 @@ class InRow(Holding):
         return NumbersInParts(numbers, self.held.names)
 
     def numbers_of_row(self, numbers: Numbers) -> Numbers:
-        return self.held.numbers_of_row(numbers)
+        return NumbersOfRow(numbers, self.held.names, self.held.mesh.row)
 
     def whole_name(self, name: str) -> str:
-        return self.held.called(name)
+        return self.held.names.source(name)[0].whole
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        return {name: parameter.numel() for name, parameter in self.held.trained_outline.items()}
+        return {name: parameter.numel() for name, parameter in self._trained_outline.items()}
+
+    @property
+    def _trained_outline(self) -> dict[str, nn.Parameter]:
+        return {n: p for n, p in self.held.outline.items() if p.requires_grad}
+
+    def _part(self, name: str) -> TensorPart:
+        source, _ = self.held.names.source(name)
+        if not source.cut:
+            return TensorPart(source.whole)
+        return TensorPart(source.whole, source.part, len(source.cut) - 1)
 
 
 class SplitLayers(InRow):

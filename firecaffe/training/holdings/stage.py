@@ -33,12 +33,8 @@ class Stages(InRow):
         # A stage may have nothing that is trained.
         self.everywhere = dict[str, nn.Parameter]()
         for name, outline in staged.trained().items():
-            local_names = [
-                local_name for local_name in staged.names.own(name) if local_name in self.named
-            ]
-            self.everywhere |= {
-                local_name: self.named[local_name] for local_name in local_names
-            } or {name: outline}
+            local_names = [n for n in staged.names.own(name) if n in self.named]
+            self.everywhere |= {n: self.named[n] for n in local_names} or {name: outline}
         training = staged.training
         self.knows_loss = training.is_last
         self.has_inputs = training.is_first or training.is_last  # or targets

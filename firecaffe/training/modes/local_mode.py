@@ -75,18 +75,12 @@ class Local(ModeParts):
 
     def summed(self) -> Sequence[Summed]:
         counts, buffers = self.sums.no_counts(), self.holding.forward.buffers
-        return [
-            Summed(
-                fragment.named,
-                [
-                    self.sums.no_losses(),
-                    *moments.none(),
-                    *(buffers.no_changes() if fragment.has_buffers else []),
-                ],
-                counts,
-            )
-            for fragment, moments in zip(self.fragments, self.moments, strict=True)
-        ]
+        summed = []
+        for fragment, moments in zip(self.fragments, self.moments, strict=True):
+            changes = buffers.no_changes() if fragment.has_buffers else []
+            tail = [self.sums.no_losses(), *moments.none(), *changes]
+            summed.append(Summed(fragment.named, tail, counts))
+        return summed
 
     def steps(self, linked: Linked) -> Steps:
         run, update, sharers = linked.run, self.update, linked.mesh.sharers

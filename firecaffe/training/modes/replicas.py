@@ -184,9 +184,7 @@ class Replicas:
                 of_kind = Under(of_replica, kind)
                 if len(of_kind):
                     self.is_apart = True
-                    load_parts(
-                        {name: HeldPart(tensor) for name, tensor in tensors.items()}, of_kind
-                    )
+                    load_parts({n: HeldPart(t) for n, t in tensors.items()}, of_kind)
             OptimizerTensors(self.model, replica.optimizer).load(Under(of_replica, "optimizer"))
             if NUMBERS in of_replica:
                 numbers = json.loads(of_replica[NUMBERS].numpy().tobytes())

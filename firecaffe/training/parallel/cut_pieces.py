@@ -123,17 +123,11 @@ class NumbersInParts:
         self._numbers, self._names = numbers, names
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            self._names.source(path)[1]: value for path, value in self._numbers.state_dict().items()
-        }
+        return {self._names.source(path)[1]: v for path, v in self._numbers.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._numbers.load_state_dict(
-            {
-                local_path: value
-                for path, value in state.items()
-                for local_path in self._names.own(path)
-            }
+            {own: value for path, value in state.items() for own in self._names.own(path)}
         )
 
 

@@ -18,10 +18,8 @@ from firecaffe.parallel.layers_in_parts import SplitLayer
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.tensor import whole
-from firecaffe.training.parallel.cut_pieces import FreshNetwork, Names, NumbersOfRow, PieceSource
+from firecaffe.training.parallel.cut_pieces import FreshNetwork, Names, PieceSource
 from firecaffe.training.parallel.mesh import Mesh, mark_cut_up
-from firecaffe.training.piece import Numbers
-from firecaffe.training.updates.spread import TensorPart
 from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
 
 
@@ -33,26 +31,6 @@ class RowNetwork:
     other_weights: list[int]
     outline: dict[str, nn.Parameter]
     """The whole network's parameters, in its order, on the meta device."""
-
-    @property
-    def trained_outline(self) -> dict[str, nn.Parameter]:
-        return {
-            name: parameter for name, parameter in self.outline.items() if parameter.requires_grad
-        }
-
-    def called(self, name: str) -> str:
-        """Return the whole tensor's name for this rank's name of a part."""
-        return self.names.source(name)[0].whole
-
-    def part(self, name: str) -> TensorPart:
-        source, _ = self.names.source(name)
-        if not source.cut:
-            return TensorPart(source.whole)
-        return TensorPart(source.whole, source.part, len(source.cut) - 1)
-
-    def numbers_of_row(self, numbers: Numbers) -> Numbers:
-        """Return numbers that the row keeps together, by whole names. All its ranks call it."""
-        return NumbersOfRow(numbers, self.names, self.mesh.row)
 
 
 def outline_of(wholes: Mapping[str, Tensor]) -> dict[str, nn.Parameter]:

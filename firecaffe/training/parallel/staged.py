@@ -92,9 +92,7 @@ class StagedNetwork(RowNetwork):
         first_name: dict[nn.Parameter, str] = {}
         for name, parameter in self.tied:
             first_name.setdefault(parameter, name)
-        return {
-            name: parameter for parameter, name in first_name.items() if parameter.requires_grad
-        }
+        return {n: p for p, n in first_name.items() if p.requires_grad}
 
 
 def check_stages(network: nn.Module, words: ParallelConfig) -> None:
@@ -194,10 +192,7 @@ def _tied(
     }
     first_name = {tensor: name for name, tensor in wholes.items()}
     named = network.named_parameters(remove_duplicate=False)
-    return [
-        (name, tensor if first_name[tensor] in is_here else outline[first_name[tensor]])
-        for name, tensor in named
-    ]
+    return [(n, t if first_name[t] in is_here else outline[first_name[t]]) for n, t in named]
 
 
 def _split(

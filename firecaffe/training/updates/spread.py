@@ -206,15 +206,10 @@ class Among:
         self._span_of: dict[Tensor, range] = {
             named[name]: self._spans[place[parts[name].whole]] for name in named
         }
-        place_of = {
-            parameter: self._span_of[parameter].start + parts[name].number
-            for name, parameter in named.items()
-        }
+        place_of = {p: self._span_of[p].start + parts[n].number for n, p in named.items()}
         told_here = self._told_once({*place_of.values(), *([-1] if knows_sums else [])})
         self._tells_sums = -1 in told_here
-        self._place_of: dict[Tensor, int] = {
-            parameter: at for parameter, at in place_of.items() if at in told_here
-        }
+        self._place_of: dict[Tensor, int] = {p: at for p, at in place_of.items() if at in told_here}
 
     def _told_once(self, places: set[int]) -> set[int]:
         of_ranks, position = [sorted(places)], 0
@@ -265,9 +260,7 @@ class Among:
         ]
 
     def _norms_of_gradients(self) -> Tensor:
-        gradients = {
-            parameter: parameter.grad for parameter in self._place_of if parameter.grad is not None
-        }
+        gradients = {p: p.grad for p in self._place_of if p.grad is not None}
         used = list(gradients)
         local_norms = own_norms(used, [list(gradients.values())]) if used else [[]]
         norms = self._told(used, local_norms)[0]

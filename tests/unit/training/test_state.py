@@ -20,10 +20,11 @@ from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from firecaffe.training.divergence import Rise
 from firecaffe.training.piece import extend_history
-from firecaffe.training.state import State, state_of
+from firecaffe.training.state import State
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.transport.collect import HeldPart
 from tests.kit.training import ALONE
+from tests.kit.training_steps import state_of
 
 
 class Scale:

@@ -54,14 +54,8 @@ class OwnerLayout:
 
     def opened(self, letter: Parcel, shard: Shard, used: Container[str]) -> Gradient:
         """Return an owner's part of a gradient, in the letter's memory. Buffers are rank 0's."""
-        return Gradient(
-            {
-                name: self._shaped(name, letter.views[name], shard)
-                for name in shard.pieces
-                if name in used
-            },
-            [],
-        )
+        names = [name for name in shard.pieces if name in used]
+        return Gradient({n: self._shaped(n, letter.views[n], shard) for n in names}, [])
 
     def _shaped(self, name: str, sent: Tensor, shard: Shard) -> Tensor:
         """Return a gradient's run in its parameter's memory layout, on which norms depend."""

@@ -1,11 +1,10 @@
 """Rank 0 admits workers that join a training under the real clock."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-from torch import nn
 from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.joining import COME_S, Comer, Door
@@ -13,8 +12,6 @@ from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.secret import own_secret
 from firecaffe.cluster.world import World, lasting_place, lasting_store
 from firecaffe.errors import FirecaffeError, LaunchError
-from firecaffe.training.forward import Forward
-from firecaffe.training.modes.served.coder import Coder
 from firecaffe.training.modes.served.messages import Messages
 from firecaffe.training.modes.served.real_clock import Arrivals, Came, ClockLearner, RemoteLearner
 from firecaffe.transport.lane import Lane
@@ -28,9 +25,7 @@ class Doorkeeper:
     def __init__(
         self,
         world: World,
-        forward: Forward,
-        named: Mapping[str, nn.Parameter],
-        coder: Coder,
+        messages_over: Callable[[Lane], Messages],
         per_rank: int,
         first_number: int,
         arrivals: Arrivals,
@@ -39,8 +34,7 @@ class Doorkeeper:
         say: Callable[[str], None],
     ) -> None:
         """Number new learners from `first_number` on, `per_rank` for each worker."""
-        self._world, self._forward, self._named = world, forward, named
-        self._coder = coder
+        self._world, self._messages_over = world, messages_over
         self._per_rank, self._number, self._arrivals = per_rank, first_number, arrivals
         self._timeout_s, self._silent_s, self._say = timeout_s, silent_s, say
         self._is_over = threading.Event()
@@ -103,7 +97,7 @@ class Doorkeeper:
         try:
             for place in range(self._per_rank):
                 lane = Lane(store, f"{rank}.{place}", True, COME_S)
-                messages = Messages(lane, self._forward, self._named, self._coder)
+                messages = self._messages_over(lane)
                 learners.append(RemoteLearner(self._number, rank, self._arrivals, messages))
                 self._number += 1
         except BaseException:

@@ -92,9 +92,7 @@ class Messages:
         self.last: Mapping[str, Tensor] = {}
         """All weights and buffers, as received with the end."""
         self._head = Parcel({"": torch.zeros(len(astuple(Head(WORK))), dtype=torch.int64)})
-        gradients = {
-            f"gradient/{name}": coder.example(parameter) for name, parameter in self._named.items()
-        }
+        gradients = {f"gradient/{n}": coder.example(p) for n, p in self._named.items()}
         tails = {f"tail/{i}": tensor for i, tensor in enumerate(forward.empty_tail())}
         facts = {
             "is_used": torch.zeros(len(self._named), dtype=torch.uint8),

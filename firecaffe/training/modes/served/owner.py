@@ -168,9 +168,7 @@ class HeldRuns:
             piece.load(InMemory(runs))
         for leaf in _leaves(whole["server"]):  # also if a gradient has no elements here
             self.memory.gradients.setdefault(leaf, Gradient({}, []))
-        local_numbers = {
-            path: value for path, value in numbers.items() if _first(path) in shard.pieces
-        }
+        local_numbers = {path: v for path, v in numbers.items() if _first(path) in shard.pieces}
         self._numbers.load_state_dict(local_numbers)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -92,18 +92,14 @@ class NumbersOfOwners:
     def norms(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the norms of all used parameters' gradients. Raises: PeerLostError."""
         of_all = self.of_all({name: float(norm) for name, norm in own.items()})
-        return {
-            name: torch.tensor(norm, dtype=self._named[name].dtype) for name, norm in of_all.items()
-        }
+        return {n: torch.tensor(norm, dtype=self._named[n].dtype) for n, norm in of_all.items()}
 
     def of_all(self, own: Mapping[str, float]) -> dict[str, float]:
         """Return numbers of 0 or more of all used parameters, given those of this owner's.
 
         They are in network order. Raises: PeerLostError.
         """
-        mine = torch.tensor(
-            [own.get(name, UNUSED) for name in self._own.pieces], dtype=torch.float64
-        )
+        mine = torch.tensor([own.get(n, UNUSED) for n in self._own.pieces], dtype=torch.float64)
         theirs = {
             rank: torch.zeros(len(shard.pieces), dtype=torch.float64)
             for rank, shard in self._others.items()
@@ -318,15 +314,12 @@ class Owners(Holders):
 
     def _take_buffers(self) -> None:
         named, live = self._whole.named, self._whole.server.memory
-        live.load(
-            InMemory(
-                {
-                    path: part.tensor
-                    for path, part in self._whole.memory.parts().items()
-                    if path.startswith("tail/") or parameter_of("server", path) not in named
-                }
-            )
-        )
+        tensors = {
+            path: part.tensor
+            for path, part in self._whole.memory.parts().items()
+            if path.startswith("tail/") or parameter_of("server", path) not in named
+        }
+        live.load(InMemory(tensors))
 
     def _start(self, run: Callable[..., None], *arguments: object) -> None:
         def guarded() -> None:

@@ -310,9 +310,7 @@ class RealRanks:
             return
         self._door = Doorkeeper(
             self._world,
-            self._forward,
-            self._named,
-            self._coder,
+            self._messages_over,
             self._per_rank,
             count,
             self._clock.arrivals,
@@ -344,6 +342,9 @@ class RealRanks:
     def _messages(self, rank: int, place: int) -> Messages:
         store, name = self._store or store_of(self._world), f"{rank}.{place}"
         lane = Lane(store, name, self._world.is_first, self._timeout_s)
+        return self._messages_over(lane)
+
+    def _messages_over(self, lane: Lane) -> Messages:
         return Messages(lane, self._forward, self._named, self._coder, self._holders.are_others)
 
     def _look(self) -> None:

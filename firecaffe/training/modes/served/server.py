@@ -133,9 +133,7 @@ class GapAware(LateRule):
 
     def _distance(self, weights: Weights, others: Weights) -> float:
         """Return ‖W - W'‖ / √k of k weights."""
-        squares = self._of_all(
-            {name: _square(weight, others[name]) for name, weight in weights.items()}
-        )
+        squares = self._of_all({n: _square(w, others[n]) for n, w in weights.items()})
         return math.sqrt(sum(squares.values()) / sum(self._sizes[name] for name in squares))
 
 

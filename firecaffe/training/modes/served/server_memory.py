@@ -92,11 +92,7 @@ class ServerMemory:
         self._model, self._named = model, named
         self.versions: dict[int, dict[str, Tensor]] = {}
         self.gradients: dict[Leaf, Gradient] = {}
-        self.mean_square = (
-            {name: torch.zeros_like(parameter) for name, parameter in named.items()}
-            if squares
-            else {}
-        )
+        self.mean_square = {n: torch.zeros_like(p) for n, p in named.items()} if squares else {}
 
     def keep(self, version: int) -> None:
         if version in self.versions:
@@ -123,12 +119,8 @@ class ServerMemory:
             by_path |= {f"version/{version}/{name}": tensor for name, tensor in tensors.items()}
         for leaf, gradient in sorted(self.gradients.items()):
             where = f"{leaf.step}.{leaf.place}"
-            by_path |= {
-                f"gradient/{where}/{name}": tensor for name, tensor in gradient.tensors.items()
-            }
-            by_path |= {
-                f"tail/{where}/{place}": tensor for place, tensor in enumerate(gradient.tail)
-            }
+            by_path |= {f"gradient/{where}/{n}": t for n, t in gradient.tensors.items()}
+            by_path |= {f"tail/{where}/{i}": t for i, t in enumerate(gradient.tail)}
         by_path |= {f"mean_square/{name}": tensor for name, tensor in self.mean_square.items()}
         return {name: HeldPart(tensor) for name, tensor in by_path.items()}
 

@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +24,7 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served import door as own
 from firecaffe.training.modes.served.coder import Coder
 from firecaffe.training.modes.served.door import Doorkeeper
+from firecaffe.training.modes.served.messages import Messages
 from firecaffe.training.modes.served.real import RealRanks
 from firecaffe.training.modes.served.real_clock import (
     Arrival,
@@ -231,9 +233,8 @@ def keeper(said: list[str], monkeypatch: Patch) -> Callable[..., Any]:
         arrivals: Arrivals = SimpleQueue()
         world: Any = SimpleNamespace(watch=SimpleNamespace(hosts=["a"], welcome=lambda *_: None))
         named = dict(net.named_parameters())
-        made = Doorkeeper(
-            world, forward, named, Coder(), per_rank, 1, arrivals, ENDS_S, ENDS_S, said.append
-        )
+        over = partial(Messages, forward=forward, named=named, coder=Coder())
+        made = Doorkeeper(world, over, per_rank, 1, arrivals, ENDS_S, ENDS_S, said.append)
         return made, arrivals
 
     return make

@@ -31,10 +31,9 @@ from firecaffe.training.modes.served.server import Server, late_rule
 from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient
 from firecaffe.training.modes.served.server_steps import weight_of
 from firecaffe.training.modes.served.work_gradient import Contribution, UpdateOrder
-from firecaffe.training.state import state_of
 from firecaffe.training.updates.every_rank import Applier
 from tests.kit.training import ALONE
-from tests.kit.training_steps import Worker
+from tests.kit.training_steps import Worker, state_of
 from tests.unit.training.modes.served.made import in_order, served
 from tests.unit.training.modes.served.test_server import Net, queue
 
