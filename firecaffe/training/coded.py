@@ -41,19 +41,9 @@ SECTIONS = ("model", "data", "task")
 """The sections of a recipe that say which network it is, and what it is used on."""
 
 LEFT_OUT = (
-    "model.weights",
-    "model.freeze",
-    "data.path",
-    "data.cache",
-    "data.cache_bytes",
-    "data.decode_threads",
-    "data.hold_out",
-    "data.order",
-    "data.balance",
-    "data.mixup",
-    "data.cutmix",
-    "data.erasing",
-    "data.mirror",
+    *("model.weights", "model.freeze", "data.path", "data.cache", "data.cache_bytes"),
+    *("data.decode_threads", "data.hold_out", "data.order", "data.balance"),
+    *("data.mixup", "data.cutmix", "data.erasing", "data.mirror"),
 )
 """Settings of these sections that belong to a machine or to a training."""
 

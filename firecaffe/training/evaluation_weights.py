@@ -75,16 +75,8 @@ class Ema:
     def _decay_of(self, step: int) -> float:
         return min(self._decay, (1 + step) / (WARMUP + step)) if self._warmup else self._decay
 
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Exchange the average and the weights for a `with` block; nothing is copied."""
-        self.exchange()
-        try:
-            yield
-        finally:
-            self.exchange()
-
     def exchange(self) -> None:
+        """Exchange the average and the weights; nothing is copied."""
         for weight, average in zip(self._weights.values(), self.average.values(), strict=True):
             weight.data, average.data = average.detach(), weight.detach()
 

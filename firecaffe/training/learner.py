@@ -12,7 +12,6 @@ from typing import Any
 from firecaffe.cluster.agree import agree
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import group_of_one
-from firecaffe.cluster.world import World
 from firecaffe.data import Batches, Data
 from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import RecipeError
@@ -64,18 +63,14 @@ from firecaffe.user_code import caffe_file, file_digest, find, is_caffe, is_refe
 
 def own_code(recipe: Recipe, parts: Parts) -> dict[str, str]:
     """Return the sha256 or version of code that is not firecaffe's own, by recipe section."""
-    codes = {"model": "", "task": ""}
-    if parts.model is None:
-        codes["model"] = maker_of(recipe.model.name).code
-    else:
-        codes["model"] = source_digest(parts.model)
-    loss = parts.loss if parts.task is None else parts.task.loss
-    if loss is not None:
-        codes["task"] = source_digest(loss)
-    else:
-        codes["task"] = _named("task.name", recipe.task.name)
-    codes["data"] = _named("data.name", recipe.data.name)
-    codes["solver"] = _named("solver.type", recipe.solver.type)
+    model, loss = parts.model, parts.loss if parts.task is None else parts.task.loss
+    named_model, named_task = recipe.model.name, recipe.task.name
+    codes = {
+        "model": maker_of(named_model).code if model is None else source_digest(model),
+        "task": _named("task.name", named_task) if loss is None else source_digest(loss),
+        "data": _named("data.name", recipe.data.name),
+        "solver": _named("solver.type", recipe.solver.type),
+    }
     return {section: code for section, code in codes.items() if code}
 
 
@@ -167,7 +162,10 @@ def build_learner(
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
     holding = hold(Making(unheld, run, task, batches, mesh, resources))
-    _check_trained(recipe, holding)
+    if not holding.everywhere:
+        raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
+    if recipe.exchange.codec:
+        check_coded(recipe, holding.everywhere)
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(holding.take_first_weights())]
     # Before weights are read, so that the probe's digest compares with the first run's.
     look = FirstLook(holding.forward, run.keeps_frozen)  # watches the forwards that follow, too
@@ -177,9 +175,13 @@ def build_learner(
     delayed = recipe.synchrony.delayed_updates(served_learners)
     update = make_update(run, holding, probe, mesh, delayed)
     mode, best = make_mode(run, update, mesh, served_learners), Best(task.measure)
-    norms = _norms(recipe, holding, batches)
+    samples = recipe.train.batch_norm_samples
+    norms = Norms(holding, batches, samples) if samples else TrainedNorms()
     noise = make_noise_meter(run, update, mode)
-    state = _state_of(world, holding, update, mode, norms, {"best": best, "noise": noise})
+    pieces = holding.pieces() | update.pieces() | mode.pieces() | norms.pieces()
+    numbers: dict[str, Numbers] = {"scalars": update.numbers(), "scaler": holding.forward.scaler}
+    numbers |= mode.numbers() | {"best": best, "noise": noise}
+    state = State(world, pieces, numbers)
     first_weights = file.read_into(state, outline)
     doubts += _begin(run, update, state, checkpoint)
     doubts += doubts_of(run, world, probe, checkpoint)
@@ -192,29 +194,15 @@ def build_learner(
     return Learner(*made, doubts, findings)
 
 
-def _check_trained(recipe: Recipe, holding: Holding) -> None:
-    if not holding.everywhere:
-        raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
-    if recipe.exchange.codec:
-        check_coded(recipe, holding.everywhere)
-
-
 def _probe(
     recipe: Recipe, holding: Holding, batches: Batches, mesh: Mesh
 ) -> tuple[Probe, float | None]:
     forward, world = holding.forward, mesh.world
-    backward, reference = (
-        partial(holding.first_backward, batches.train_batch(0, 0)),
-        holding.reference(),
-    )
+    backward = partial(holding.first_backward, batches.train_batch(0, 0))
+    reference = holding.reference()
     probe = run_probe(forward.buffers, holding.named, backward, world, mesh.column, reference)
     is_timed = world.device.type == "cuda" and recipe.train.deterministic
     return probe, _cost_of_determinism(forward, backward) if is_timed else None
-
-
-def _norms(recipe: Recipe, holding: Holding, batches: Batches) -> TrainedNorms | Norms:
-    samples = recipe.train.batch_norm_samples
-    return Norms(holding, batches, samples) if samples else TrainedNorms()
 
 
 def _begin(run: Run, update: EveryRank, state: State, checkpoint: Checkpoint | None) -> list[str]:
@@ -228,19 +216,6 @@ def _begin(run: Run, update: EveryRank, state: State, checkpoint: Checkpoint | N
         doubts = doubt_of_weights(state.take_from_first())
     state.begin()
     return doubts
-
-
-def _state_of(
-    world: World,
-    holding: Holding,
-    update: EveryRank,
-    mode: ModeParts,
-    norms: TrainedNorms | Norms,
-    others: dict[str, Numbers],
-) -> State:
-    pieces = holding.pieces() | update.pieces() | mode.pieces() | norms.pieces()
-    numbers: dict[str, Numbers] = {"scalars": update.numbers(), "scaler": holding.forward.scaler}
-    return State(world, pieces, numbers | mode.numbers() | others)
 
 
 def _cost_of_determinism(forward: Forward, micro_batch: Callable[[], object]) -> float:

@@ -111,44 +111,37 @@ class Loop(Protocol):
         """Make the last checkpoint and evaluations, and return the result."""
 
 
-class TrainingRanks(Protocol):
-    """The ranks of a training, and what each does between its first step and its result."""
+class TrainingRanks:
+    """The ranks of a training, and what each does between its first step and its result.
 
-    have_weights: bool
+    Here they make all steps together. Others extend it.
+    """
+
+    have_weights = True
     """Whether the ranks that evaluate may load other weights than the last."""
 
-    @property
-    def turn(self) -> AbstractContextManager[object]:
-        """Keeps learners of this rank from computing in a `with` block."""
+    turn: AbstractContextManager[object] = nullcontext()
+    """Keeps learners of this rank from computing in a `with` block."""
 
     @property
     def is_asked_to_stop(self) -> bool:
         """Whether another process was asked to stop, and says so in no vote."""
+        return False
 
     def run(self, loop: Loop, asks_to_stop: Callable[[], str]) -> Result:
         """Train to the end. All ranks call it, and return the same result."""
-
-    def gather(self) -> None:
-        """Bring the state to where it is saved, evaluated and compared."""
-
-
-class Together:
-    """TrainingRanks that make all steps together."""
-
-    have_weights, turn, is_asked_to_stop = True, nullcontext(), False
-
-    def run(self, loop: Loop, asks_to_stop: Callable[[], str]) -> Result:
         loop.run()
         return loop.end()
 
-    def gather(self) -> None: ...
+    def gather(self) -> None:
+        """Bring the state to where it is saved, evaluated and compared."""
 
 
 @dataclass(frozen=True)
 class Steps:
     stepper: Mode
     ahead: BatchesAhead
-    ranks: TrainingRanks = field(default_factory=Together)
+    ranks: TrainingRanks = field(default_factory=TrainingRanks)
     shares: FixedShares | MeasuredShares = field(default_factory=FixedShares)
 
 

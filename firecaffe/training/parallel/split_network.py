@@ -147,13 +147,11 @@ def split_network(
     mark_cut_up(model)
     replace_layers(model, chosen, group, drawn.pieces)
     model.register_forward_hook(give_whole)
-    split_tensors = find_parts(model, group)
-    names = Names(
-        split_tensors.sources, {n: place for place, n in enumerate(wholes)}, split_tensors.elsewhere
-    )
+    sources, parameters, elsewhere = find_parts(model, group)
+    names = Names(sources, {n: place for place, n in enumerate(wholes)}, elsewhere)
     outlines = {
         name: nn.Parameter(torch.empty_like(wholes[name], device="meta"))
-        for name in sorted(split_tensors.elsewhere)
+        for name in sorted(elsewhere)
         if wholes[name].requires_grad
     }
     return model, SplitNetwork(
@@ -163,21 +161,16 @@ def split_network(
         drawn.other_weights,
         outline,
         group,
-        split_tensors.parameters,
+        parameters,
         chosen,
         outlines,
     )
 
 
-@dataclass(frozen=True)
-class SplitTensors:
-    sources: Mapping[str, PieceSource]
-    parameters: frozenset[nn.Parameter]
-    elsewhere: frozenset[str]
-    """The whole tensors that only other ranks have."""
-
-
-def find_parts(model: nn.Module, group: PartGroup) -> SplitTensors:
+def find_parts(
+    model: nn.Module, group: PartGroup
+) -> tuple[dict[str, PieceSource], frozenset[nn.Parameter], frozenset[str]]:
+    """Return parts by name, their parameters, and the whole tensors that only other ranks have."""
     sources: dict[str, PieceSource] = {}
     parameters, elsewhere = set[nn.Parameter](), set[str]()
     for layer_name, layer in model.named_modules():
@@ -194,7 +187,7 @@ def find_parts(model: nn.Module, group: PartGroup) -> SplitTensors:
                     sources[local_name] = PieceSource(whole_name, held.dim, held.cut, part)
                     if held.cut and isinstance(tensor, nn.Parameter):
                         parameters.add(tensor)
-    return SplitTensors(sources, frozenset(parameters), frozenset(elsewhere))
+    return sources, frozenset(parameters), frozenset(elsewhere)
 
 
 def _group(

@@ -127,12 +127,12 @@ def cut_network(
     if of_stage.chosen:
         for stage in stages:
             pass_in_parts(stage, group)
-    parts = find_parts(network, group)
+    sources, _, of_others = find_parts(network, group)
     order = {name: place for place, name in enumerate(wholes)}
     has_buffers = any(not isinstance(tensor, nn.Parameter) for tensor in wholes.values())
     return network, StagedNetwork(
         mesh,
-        Names(parts.sources, order, parts.elsewhere | of_stage.elsewhere),
+        Names(sources, order, of_others | of_stage.elsewhere),
         has_buffers,
         drawn.other_weights,
         outline,

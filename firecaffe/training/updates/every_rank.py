@@ -1,7 +1,7 @@
 """An update: how gradients are summed over ranks, who applies the sums, and how."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -201,13 +201,17 @@ class EveryRank:
         for part in self.parts:
             part.share_out(shares)
 
-    def evaluating(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
         """Use the moving average, if there is one, in a `with` block. All ranks call it."""
-        ema = self.applier.ema
-        return nullcontext() if ema is None else ema.in_place()
+        self.take_average()
+        try:
+            yield
+        finally:
+            self.take_average()
 
     def take_average(self) -> None:
-        """Replace the weights by the moving average for good, if there is one."""
+        """Exchange the weights and the moving average, if there is one, or undo it."""
         if self.applier.ema is not None:
             self.applier.ema.exchange()
 

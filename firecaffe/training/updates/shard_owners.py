@@ -6,8 +6,7 @@ its shard only, as pieces under the names of whole parameters. So any layout of 
 from any other's checkpoint.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -77,17 +76,6 @@ class ShardOwners(EveryRank):
         begun = self.queue.mark()
         self.reducer.gather_weights()
         self._exchanges.append((begun, self.queue.mark()))
-
-    def evaluating(self) -> AbstractContextManager[None]:
-        return self._averaged()
-
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        self.take_average()
-        try:
-            yield
-        finally:
-            self.take_average()
 
     @torch.no_grad()
     def take_average(self) -> None:

@@ -26,7 +26,7 @@ from firecaffe.training.checkpoint import best_step, load_newest
 from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.given_parts import Parts
-from firecaffe.training.modes.mode import Together
+from firecaffe.training.modes.mode import TrainingRanks
 from firecaffe.training.verification import replay
 from tests.kit.data_photos import BLUE, GREEN, RED, draw
 from tests.kit.training import (
@@ -179,7 +179,7 @@ def test_after_an_early_stop_the_best_weights_are_tested_too(
     assert (last.test_of_best, last.state_sha256) == (None, result.state_sha256)
     # Where learners hold weights, a line says that it is left out.
     capsys.readouterr()
-    monkeypatch.setattr(Together, "have_weights", False)
+    monkeypatch.setattr(TrainingRanks, "have_weights", False)
     apart = fit_images(tmp_path / "apart", None, words, stop_after=2)
     assert (apart.test_of_best, apart.state_sha256) == (None, result.state_sha256)
     said = capsys.readouterr().out
@@ -352,8 +352,9 @@ def test_in_the_weights_place_and_back() -> None:
     moved(model)
     trained, inputs = copy.deepcopy(model), torch.rand(3, 2)
     memory = [each.data_ptr() for each in model.parameters()]
-    with ema.in_place():
-        assert torch.equal(model(inputs), average(inputs))
+    ema.exchange()
+    assert torch.equal(model(inputs), average(inputs))
+    ema.exchange()
     assert torch.equal(model(inputs), trained(inputs))
     assert torch.equal(ema.average["weight"], average.weight)
     assert memory == [each.data_ptr() for each in model.parameters()]

@@ -33,7 +33,7 @@ from firecaffe.faults import Fault
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.training.forward import Forward
-from firecaffe.training.modes.mode import Loop
+from firecaffe.training.modes.mode import Loop, TrainingRanks
 from firecaffe.training.modes.served.coder import Coder
 from firecaffe.training.modes.served.door import Doorkeeper
 from firecaffe.training.modes.served.messages import END, Messages
@@ -111,7 +111,7 @@ CUT_S = 5.0
 """Seconds in which the threads of learners and holders end once they are cut."""
 
 
-class RealRanks:
+class RealRanks(TrainingRanks):
     def __init__(
         self,
         world: World,

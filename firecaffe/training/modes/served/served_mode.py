@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch._C._distributed_c10d import Store
 
@@ -39,33 +39,16 @@ from firecaffe.training.piece import Numbers, NumbersOfParts, Piece
 from firecaffe.training.updates.every_rank import Applier, EveryRank
 
 
-class Keeper(Protocol):
-    needs_all: bool
+class AtFirst:
+    """Keeps the weights on rank 0's server, which sends and updates them. Others extend it."""
+
+    needs_all = False
     """Whether a lost rank ends the run, because no other has its part of the weights."""
 
     def server(
         self, run: Run, update: EveryRank, memory: ServerMemory, learners: set[int]
     ) -> Server:
         """Make rank 0's server. `memory` is of all weights."""
-
-    def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
-        """Open the log in the run's folder if events determine the run. Return lines for people."""
-
-    def meet(self, whole: KeptTraining) -> Holders:
-        """Give the weights to their keepers, after the warm steps. All ranks call it.
-
-        Raises: RecipeError on all ranks if they cannot have them so; PeerLostError.
-        """
-
-
-class AtFirst:
-    """Keeps the weights on rank 0's server, which sends them and receives gradients."""
-
-    needs_all = False
-
-    def server(
-        self, run: Run, update: EveryRank, memory: ServerMemory, learners: set[int]
-    ) -> Server:
         recipe, holding, applier = run.recipe, update.holding, update.applier
         words, clip = recipe.synchrony, recipe.solver.clip_gradients
         made = holding.named, applier, memory, words, learners, holding.forward.buffers
@@ -73,13 +56,18 @@ class AtFirst:
         return Server(*made, clip, late_rule=rule)
 
     def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
+        """Open the log in the run's folder if events determine the run. Return lines for people."""
         return clock.open(folder, checkpoint)
 
     def meet(self, whole: KeptTraining) -> Holders:
+        """Give the weights to their keepers, after the warm steps. All ranks call it.
+
+        Raises: RecipeError on all ranks if they cannot have them so; PeerLostError.
+        """
         return Holders()
 
 
-class InShards:
+class InShards(AtFirst):
     """Keeps a shard of the weights on each rank; rank 0 decides, and has the buffers."""
 
     needs_all = True
@@ -94,9 +82,6 @@ class InShards:
         applier = Applier(update.applier.optimizer, update.applier.scale)
         made = update.holding.named, applier, buffers_only, words, learners
         return Server(*made, forward.buffers, clip)
-
-    def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
-        return clock.open(folder, checkpoint)
 
     def meet(self, whole: KeptTraining) -> Holders:
         return Owners.meet(whole)
@@ -126,14 +111,14 @@ class Lockless(InShards):
         return SharedWeights.meet(whole.world, whole.named, whole.optimizer, rule, timeout_s)
 
 
-KEEPERS: Mapping[str, Callable[[], Keeper]] = {
+KEEPERS: Mapping[str, Callable[[], AtFirst]] = {
     FIRST: AtFirst,
     SHARDED: InShards,
     NO_LOCK: Lockless,
 }
 
 
-def keeper_of(words: SynchronyConfig, world_size: int) -> Keeper:
+def keeper_of(words: SynchronyConfig, world_size: int) -> AtFirst:
     """Return the keeper that a recipe asks for. A single worker keeps all weights."""
     name = words.keeper
     return KEEPERS[FIRST if name == SHARDED and world_size == 1 else name]()

@@ -7,10 +7,9 @@ Under the real clock, learners compute on benches. Rank 0, which decides, may ha
 others hold them.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -83,7 +82,7 @@ class Workbench:
         forward: Forward,
         named: Mapping[str, nn.Parameter],
         batches: TrainBatches,
-        turn: threading.Lock,
+        turn: AbstractContextManager[object],
     ) -> None:
         """Hold `turn` while computing: dropout and data sets may draw from shared generators."""
         self.forward, self.named, self._batches, self._turn = forward, named, batches, turn
