@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -49,6 +49,11 @@ SIZE_BYTES = 8
 def gather_text(world: Group, text: str) -> list[str]:
     """Return the texts of all ranks, in rank order."""
     return [_text(data) for data in gather_bytes(world, _bytes(text))]
+
+
+def gather_json(world: Group, value: Any) -> list[Any]:
+    """Return the values of all ranks, in rank order. They travel as JSON."""
+    return [json.loads(text) for text in gather_text(world, json.dumps(value))]
 
 
 def gather_bytes(world: Group, data: bytes) -> list[bytes]:
@@ -132,7 +137,7 @@ def agree(world: Group, facts: dict[str, str]) -> None:
 
     Raises: AgreementError on every rank, about the first fact that differs.
     """
-    stated = [json.loads(text) for text in gather_text(world, json.dumps(facts))]
+    stated = gather_json(world, facts)
     for what in facts:
         values = [str(by_rank.get(what)) for by_rank in stated]
         different = differing_ranks(values)

@@ -1,6 +1,5 @@
 """Evaluation: every sample is counted exactly once, on any number of ranks."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.agree import gather_bytes, gather_text
+from firecaffe.cluster.agree import gather_bytes, gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.data import DataConfig, Dataset, eval_batches, num_samples
 from firecaffe.errors import RecipeError
@@ -119,7 +118,7 @@ def _of_all(
 ) -> Evaluation:
     # All ranks call it.
     metrics = task.measured
-    gathered = [json.loads(text) for text in gather_text(tellers, json.dumps(stated))]
+    gathered = gather_json(tellers, stated)
     in_batch_order = sorted(tuple(row) for part in gathered for row in part["rows"])
     classes: Counter[int] = Counter()
     for part in gathered:

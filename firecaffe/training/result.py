@@ -1,6 +1,5 @@
 """The result of a finished training: measured while it ran, and combined by all ranks."""
 
-import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,7 +9,7 @@ from typing import Any, Self
 
 from torch import nn
 
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.world import World
 from firecaffe.errors import RunError
 from firecaffe.models.extra_state import let_go_of_extra_state
@@ -284,8 +283,7 @@ def result_of(
 ) -> Result:
     """Combine the result, the same on all ranks; all ranks call it."""
     weights_sha256, drifted_ranks = state.compare_weights()
-    stated = json.dumps(_stated(world, state, sums, costs, doubts))
-    ranks = [json.loads(text) for text in gather_text(world, stated)]
+    ranks = gather_json(world, _stated(world, state, sums, costs, doubts))
     return Result(
         **_of_ranks(ranks, steps - sums.first_step + 1),
         steps=steps,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from firecaffe.cluster.agree import digest, gather_text
+from firecaffe.cluster.agree import digest, gather_json
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset, drawing_of, is_images, shard_counts
 from firecaffe.data.dataset import layout_of, named_leaves
@@ -100,7 +100,7 @@ def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) ->
 def unrepeatable(world: World, data: Data) -> list[str]:
     """Return the parts of the data that gave a rank other samples when they were read twice."""
     local_names = [name for name, part in data.parts.items() if not is_repeatable(part)]
-    stated = [json.loads(text) for text in gather_text(world, json.dumps(local_names))]
+    stated = gather_json(world, local_names)
     return [name for name in data.parts if any(name in names for names in stated)]
 
 

@@ -16,7 +16,6 @@ hold in parts may be held by all if there is one rank.
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -28,6 +27,7 @@ from firecaffe.cluster.agree import (
     differing_ranks,
     digest,
     digest_each,
+    gather_json,
     gather_text,
     ranks_that_differ,
     take_from_first,
@@ -141,8 +141,8 @@ class State:
         collected: dict[str, dict[str, Any]] = {}
         for word, numbers in self.numbers.items():
             if isinstance(numbers, NumbersInParts):
-                texts = gather_text(self.world, json.dumps(numbers.state_dict()))
-                collected[word] = {n: v for text in texts for n, v in json.loads(text).items()}
+                stated = gather_json(self.world, numbers.state_dict())
+                collected[word] = {n: v for of_rank in stated for n, v in of_rank.items()}
             elif self.world.is_first:
                 collected[word] = numbers.state_dict()
         return collected
@@ -190,10 +190,9 @@ class State:
         if self.has_all_weights:
             local_digest = weights_digest(self.tensors_held_by_all(WEIGHTS))
             return local_digest, ranks_that_differ(self.world, local_digest)
-        stated = gather_text(self.world, json.dumps(self._digests_of_parts()))
         by_part: dict[str, dict[int, str]] = {}
-        for rank, text in enumerate(stated):
-            for part, value in json.loads(text).items():
+        for rank, digests in enumerate(gather_json(self.world, self._digests_of_parts())):
+            for part, value in digests.items():
                 by_part.setdefault(part, {})[rank] = value
         different = {
             [*values][place]

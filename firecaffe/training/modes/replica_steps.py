@@ -15,7 +15,6 @@ costs what a gradient of the same parameters does, with any exchange or codec, a
 same on any number of workers.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +22,7 @@ from functools import partial
 import torch
 from torch import Tensor, optim
 
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.data import SampleOrder
 from firecaffe.data.train_batches import BatchesAhead
@@ -144,10 +143,7 @@ class LocalSums:
             [[loss.item() for _, loss in sorted(step.losses.items())], step.counts.tolist()]
             for step in waiting
         ]
-        steps_of_ranks = [
-            json.loads(text) for text in gather_text(sharers, json.dumps(local_steps))
-        ]
-        for outcome, *of_ranks in zip(waiting, *steps_of_ranks, strict=True):
+        for outcome, *of_ranks in zip(waiting, *gather_json(sharers, local_steps), strict=True):
             losses = [torch.tensor(loss) for of_rank, _ in of_ranks for loss in of_rank]
             counts = torch.tensor([counted for _, counted in of_ranks]).sum(0)
             outcome.take(tree_sum(losses, torch.add), counts, torch.zeros(VOTES))

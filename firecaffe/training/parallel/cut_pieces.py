@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.agree import broadcast, digest, gather_text, text_of_first
+from firecaffe.cluster.agree import broadcast, digest, gather_json, gather_text, text_of_first
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
 from firecaffe.data import Dataset
@@ -139,8 +139,8 @@ class NumbersOfRow(NumbersInParts):
         self._row = row
 
     def state_dict(self) -> dict[str, Any]:
-        texts = gather_text(self._row, json.dumps(super().state_dict()))
-        numbers = {path: value for text in texts for path, value in json.loads(text).items()}
+        stated = gather_json(self._row, super().state_dict())
+        numbers = {path: value for of_rank in stated for path, value in of_rank.items()}
         return dict(sorted(numbers.items(), key=lambda item: self._names.place(item[0])))
 
 

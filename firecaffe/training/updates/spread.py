@@ -12,7 +12,6 @@ rank that holds all parts computes it the same way, so the number of ranks chang
 With float16, all ranks of a model skip a step if one has a non-finite gradient (`LossScale`).
 """
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 
-from firecaffe.cluster.agree import finish, gather_text
+from firecaffe.cluster.agree import finish, gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.solvers.layer_rates import Norms, own_norms
 from firecaffe.transport.queue import Queue
@@ -195,8 +194,7 @@ class Among:
         for part in parts.values():
             counts[place[part.whole]] = part.count
         for group in self._groups:  # some rank may have no part of a tensor
-            counts_of_ranks = (json.loads(text) for text in gather_text(group, json.dumps(counts)))
-            counts = [max(of_ranks) for of_ranks in zip(*counts_of_ranks, strict=True)]
+            counts = [max(of_ranks) for of_ranks in zip(*gather_json(group, counts), strict=True)]
         ends = torch.tensor([0, *counts]).cumsum(0).tolist()
         self._spans = [range(*span) for span in pairwise(ends)]
         self._num_parts: int = ends[-1]
@@ -214,7 +212,7 @@ class Among:
     def _told_once(self, places: set[int]) -> set[int]:
         of_ranks, position = [sorted(places)], 0
         for group in self._groups:
-            of_groups = [json.loads(text) for text in gather_text(group, json.dumps(of_ranks))]
+            of_groups = gather_json(group, of_ranks)
             position += group.rank * len(of_ranks)
             of_ranks = [place for of_group in of_groups for place in of_group]
         return places.difference(*of_ranks[:position])
