@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from firecaffe.caffe.graph import GivenBlob, Graph, GraphStep, phase_of
-from firecaffe.caffe.layers.shape import shown
-from firecaffe.caffe.layers.spec import Shape, Spec, ignore_other_types
+from firecaffe.caffe.graph import GivenBlob, Graph, GraphStep
+from firecaffe.caffe.layers.spec import Shape, ignore_other_types, shown
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.meta_kernels import on_meta, without_compiler
 
@@ -160,10 +159,7 @@ def unknown_shape(source: GivenBlob) -> CaffeError:
 
 def _make(step: GraphStep, bottoms: list[Tensor], phase: str) -> nn.Module:
     layer, kind = step.layer, step.kind
-    param = layer.message(kind.param) if kind.param else Message(where=layer.where)
-    shapes = [tuple(bottom.shape) for bottom in bottoms]
-    own_phase = phase_of(layer, phase)
-    spec = Spec(step.name, step.type, layer, param, shapes, len(step.tops), own_phase)
+    spec = step.spec([tuple(bottom.shape) for bottom in bottoms], phase)
     try:
         with on_meta():  # a file may ask for more memory than there is
             made = kind.make(spec)
@@ -239,6 +235,6 @@ def _detached(step: GraphStep) -> tuple[int, ...]:
         raise step.layer.error(
             f"{step.type} {step.name!r} has {len(goes)} propagate_down for {len(step.bottoms)} "
             "bottoms",
-            step.layer.line_of("propagate_down"),
+            "propagate_down",
         )
     return tuple(place for place, flag in enumerate(goes) if not flag)

@@ -96,9 +96,7 @@ def filler(message: Message, default: float = 0.0) -> Fill:
     """Return the filler that a message describes. `default` is the constant if it is empty."""
     kind = message.text("type", "constant")
     if kind not in FILLERS:
-        raise message.error(
-            f'there is no filler "{kind:.40}"; known: {", ".join(FILLERS)}', message.line_of("type")
-        )
+        raise message.error(f'there is no filler "{kind:.40}"; known: {", ".join(FILLERS)}', "type")
     message.ignore(*WORDS)  # Caffe also ignores those that a filler does not use
     if not message.fields:
         return constant(default)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from firecaffe.caffe.layers.data_layers import SOURCES, shapes_of
-from firecaffe.caffe.layers.spec import Kind, Shape
+from firecaffe.caffe.layers.spec import Kind, Shape, Spec, check_bottoms
 from firecaffe.caffe.message import CaffeError, Message
 
 PHASES = ("TRAIN", "TEST")
@@ -99,6 +99,16 @@ class GraphStep:
     @property
     def is_loss(self) -> bool:
         return any(self.loss_weights)
+
+    def spec(self, bottoms: Sequence[Shape], phase: str) -> Spec:
+        """Describe the layer for bottoms of these shapes. Raises CaffeError for a wrong number."""
+        layer, kind, counts = self.layer, self.kind, self.kind.bottoms
+        param = layer.message(kind.param) if kind.param else Message(where=layer.where)
+        phase = phase_of(layer, phase)
+        spec = Spec(self.name, self.type, layer, param, bottoms, len(self.tops), phase)
+        if counts:
+            check_bottoms(spec, *counts)
+        return spec
 
 
 @dataclass(frozen=True)
@@ -236,13 +246,13 @@ def _check_blobs(
         if blob not in writers:
             raise layer.error(
                 f"{layer.text('type')} {name!r} takes {blob!r}, which no layer before it gives",
-                layer.line_of("bottom"),
+                "bottom",
             )
     for blob in tops:
         if (blob in writers and blob not in bottoms) or tops.count(blob) > 1:
             raise layer.error(
                 f"{layer.text('type')} {name!r} gives {blob!r}, which another layer gives too",
-                layer.line_of("top"),
+                "top",
             )
 
 
@@ -250,8 +260,7 @@ def _loss_weights(layer: Message, kind: Kind, tops: int) -> tuple[float, ...]:
     weights = layer.numbers("loss_weight")
     if len(weights) > tops:
         raise layer.error(
-            f"{layer.text('type')} has {len(weights)} loss_weight for {tops} tops",
-            layer.line_of("loss_weight"),
+            f"{layer.text('type')} has {len(weights)} loss_weight for {tops} tops", "loss_weight"
         )
     default = [1.0 if kind.is_loss and place == 0 else 0.0 for place in range(tops)]
     return (*weights, *default[len(weights) :])

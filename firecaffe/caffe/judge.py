@@ -9,10 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from firecaffe.caffe import text
-from firecaffe.caffe.graph import GivenBlob, Graph, GraphStep, phase_of, read_phases
+from firecaffe.caffe.graph import GivenBlob, Graph, GraphStep, read_phases
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.loss import DEFAULTS, VALID, Accuracy, normalization_of
-from firecaffe.caffe.layers.spec import Spec
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.upgrade import current
 
@@ -140,14 +139,9 @@ class Judge:
         module = self._modules.get(id(step))
         if module is not None:
             return module
-        layer, kind = step.layer, step.kind
-        param = layer.message(kind.param) if kind.param else Message(where=layer.where)
-        shapes = [tuple(bottom.shape) for bottom in bottoms]
-        phase = phase_of(layer, self.phase)
-        spec = Spec(step.name, step.type, layer, param, shapes, len(step.tops), phase)
-        made = kind.make(spec)
+        made = step.kind.make(step.spec([tuple(bottom.shape) for bottom in bottoms], self.phase))
         if any(True for _ in made.parameters()):
-            raise layer.error(
+            raise step.layer.error(
                 f"{step.type} {step.name!r} has weights and takes a target, or what comes of one; "
                 "expected weights in the network alone, which takes the first top of the first "
                 "data layer"

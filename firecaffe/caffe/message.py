@@ -49,8 +49,10 @@ class Message:
             self._asked = set()
         return self._asked
 
-    def error(self, what: str, line: int | None = None) -> CaffeError:
+    def error(self, what: str, line: int | str | None = None) -> CaffeError:
+        """Return an error at a line, or at that of the field with a name; None: the message's."""
         place = self.line if line is None else line
+        place = self.line_of(place) if isinstance(place, str) else place
         return CaffeError(f"{self.where}{f':{place}' if place else ''}: {printable(what)}")
 
     def all(self, name: str) -> list[Field]:

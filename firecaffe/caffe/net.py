@@ -13,8 +13,7 @@ from firecaffe.caffe.assemble import Call, assemble, forgetting, run, write_over
 from firecaffe.caffe.blob import Array
 from firecaffe.caffe.graph import layers_of, read_graph
 from firecaffe.caffe.layers import LAYERS
-from firecaffe.caffe.layers.shape import shown
-from firecaffe.caffe.layers.spec import Kind, Shape
+from firecaffe.caffe.layers.spec import Kind, Shape, shown
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.upgrade import current
 

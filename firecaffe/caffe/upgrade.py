@@ -284,7 +284,7 @@ def _layers(net: Message) -> tuple[list[Field], list[str]]:
     if net.has("layer"):
         raise net.error(
             "layer { … } beside layers { … }, which Caffe refuses; expected all of one form",
-            net.line_of("layer"),
+            "layer",
         )
     is_v0 = any(layer.has("layer") for layer in old)
     form = 'layers { layer { type: "conv" } }' if is_v0 else "layers { type: CONVOLUTION }"

@@ -129,7 +129,7 @@ def _hdf5_data(layer: Message) -> DataLayer:
         raise layer.error(
             "HDF5Data takes no transform_param, in Caffe neither: the numbers are taken as the "
             "files have them",
-            layer.line_of("transform_param"),
+            "transform_param",
         )
     where = _where(layer, param)
     is_in_order = not param.flag("shuffle")

@@ -91,11 +91,7 @@ class Described:
 
 
 def describe(
-    net: Message,
-    phases: Phases,
-    samples: NetSamples,
-    has_decay: bool,
-    report: Report,
+    net: Message, phases: Phases, samples: NetSamples, has_decay: bool, report: Report
 ) -> Described:
     """Build the net in both phases on the meta device. Raises CaffeError if a layer is invalid."""
     for layers in phases.values():
@@ -138,11 +134,7 @@ def nets_of(net: Message, phases: Phases, samples: NetSamples, report: Report) -
 
 
 def _built(
-    net: Message,
-    phase: str,
-    layers: Sequence[Message],
-    samples: NetSamples,
-    report: Report,
+    net: Message, phase: str, layers: Sequence[Message], samples: NetSamples, report: Report
 ) -> Net:
     batch = samples.batch_size if phase == "TRAIN" else samples.test_batch_size
     inputs: dict[str, Shape] = {}

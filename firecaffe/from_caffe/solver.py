@@ -78,7 +78,7 @@ def _type(solver: Message, report: Report) -> dict[str, Any]:
         raise solver.error(
             f"momentum is {solver.number('momentum'):g} with type {kind}, which has none; Caffe "
             "refuses it too",
-            solver.line_of("momentum"),
+            "momentum",
         )
     settings |= {name: solver.number(name, DEFAULTS[name]) for name in NUMBERS[kind]}
     if kind in ITS_FORM:
@@ -100,14 +100,11 @@ def _kind(solver: Message) -> tuple[str, str]:
     if not solver.has("solver_type"):
         kind = solver.text("type", "SGD")
         if kind not in TYPES:
-            raise solver.error(
-                f'type is "{kind}"; expected one of {", ".join(TYPES)}', solver.line_of("type")
-            )
+            raise solver.error(f'type is "{kind}"; expected one of {", ".join(TYPES)}', "type")
         return kind, "type"
     if solver.has("type"):
         raise solver.error(
-            "both type and solver_type, which Caffe refuses; expected one of them",
-            solver.line_of("solver_type"),
+            "both type and solver_type, which Caffe refuses; expected one of them", "solver_type"
         )
     return list(TYPES)[ENUM.index(solver.choice("solver_type", ENUM, "SGD"))], "solver_type"
 
@@ -116,9 +113,7 @@ def _rate(solver: Message, report: Report) -> dict[str, Any]:
     policy = solver.text("lr_policy")
     if policy not in POLICIES:
         problem = f'lr_policy is "{policy}"' if policy else "there is no lr_policy"
-        raise solver.error(
-            f"{problem}; expected one of {', '.join(POLICIES)}", solver.line_of("lr_policy")
-        )
+        raise solver.error(f"{problem}; expected one of {', '.join(POLICIES)}", "lr_policy")
     if not solver.has("base_lr"):
         raise solver.error("there is no base_lr; expected the learning rate")
     settings: dict[str, Any] = {"base_lr": solver.number("base_lr"), "lr_policy": policy}
@@ -151,8 +146,7 @@ def _decay(solver: Message, report: Report) -> dict[str, Any]:
     form = solver.text("regularization_type", "L2")
     if form not in REGULARIZATIONS:
         raise solver.error(
-            f'regularization_type is "{form}"; expected L2 or L1',
-            solver.line_of("regularization_type"),
+            f'regularization_type is "{form}"; expected L2 or L1', "regularization_type"
         )
     decay = solver.number("weight_decay")
     if not decay:
@@ -170,7 +164,7 @@ def _clip(solver: Message, iter_size: int, report: Report) -> dict[str, Any]:
     if clip == 0:
         raise solver.error(
             "clip_gradients is 0, which makes every gradient 0; leave it out not to clip",
-            solver.line_of("clip_gradients"),
+            "clip_gradients",
         )
     what = f"solver.clip_gradients {clip / iter_size:g}"
     if iter_size > 1:
@@ -207,9 +201,7 @@ class Around:
 def read_training(solver: Message, report: Report) -> Around:
     iter_size = solver.integer("iter_size", 1)
     if not 1 <= iter_size <= MOST_ITER_SIZE:
-        raise solver.error(
-            f"iter_size is {iter_size}; expected 1 or more", solver.line_of("iter_size")
-        )
+        raise solver.error(f"iter_size is {iter_size}; expected 1 or more", "iter_size")
     train = _steps(solver, report) | _seed(solver, report) | _device(solver, report)
     test_iter, every = _tests(solver, report)
     if every:
@@ -226,9 +218,7 @@ def _steps(solver: Message, report: Report) -> dict[str, Any]:
         report.needs(solver, "max_iter", "there is no max_iter; say --train.steps when you train")
         return {}
     if steps < 1:
-        raise solver.error(
-            f"max_iter is {steps}; expected how many updates to make", solver.line_of("max_iter")
-        )
+        raise solver.error(f"max_iter is {steps}; expected how many updates to make", "max_iter")
     report.became(solver, "max_iter", f"train.steps {steps}")
     return {"steps": steps}
 
@@ -236,9 +226,7 @@ def _steps(solver: Message, report: Report) -> dict[str, Any]:
 def _seed(solver: Message, report: Report) -> dict[str, Any]:
     seed = solver.integer("random_seed", -1)
     if seed >= SEEDS:
-        raise solver.error(
-            f"random_seed is {seed}; expected less than 2^63", solver.line_of("random_seed")
-        )
+        raise solver.error(f"random_seed is {seed}; expected less than 2^63", "random_seed")
     if seed < 0:
         if solver.has("random_seed"):
             report.differs(
@@ -273,7 +261,7 @@ def _tests(solver: Message, report: Report) -> tuple[tuple[int, ...], int]:
     if counts and every < 1:
         raise solver.error(
             f"test_iter is given with test_interval {every}; expected 1 or more, as Caffe does",
-            solver.line_of("test_iter"),
+            "test_iter",
         )
     if not every or not counts:
         solver.flag("test_initialization")
@@ -296,7 +284,7 @@ def _snapshots(solver: Message, report: Report) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     every = solver.integer("snapshot")
     if every < 0:
-        raise solver.error(f"snapshot is {every}; expected 0 or more", solver.line_of("snapshot"))
+        raise solver.error(f"snapshot is {every}; expected 0 or more", "snapshot")
     if every:
         settings = {"every": every, "keep_last": 0}
         report.became(solver, "snapshot", f"checkpoint.every {every}; all are kept")
@@ -309,11 +297,7 @@ def _snapshots(solver: Message, report: Report) -> dict[str, Any]:
         )
     if solver.has("snapshot_format"):
         solver.choice("snapshot_format", FORMATS, "BINARYPROTO")
-        report.differs(
-            solver,
-            "snapshot_format",
-            "checkpoints are safetensors",
-        )
+        report.differs(solver, "snapshot_format", "checkpoints are safetensors")
     if not solver.flag("snapshot_after_train", True):
         report.differs(solver, "snapshot_after_train", "the end is always saved")
     if solver.flag("snapshot_diff"):

@@ -49,8 +49,5 @@ class Kernel:
     def part(self, flops: float, moved: float, weights: float) -> "Kernel":
         """The kernel with these shares of its work."""
         return replace(
-            self,
-            flops=flops * self.flops,
-            moved=moved * self.moved,
-            weights=weights * self.weights,
+            self, flops=flops * self.flops, moved=moved * self.moved, weights=weights * self.weights
         )

@@ -110,11 +110,7 @@ def _regression(name: str, see: Prepare = flat, **options: Any) -> Mapping[str, 
 def _macro(name: str) -> Mapping[str, Make]:
     of_classes = _multiclass(f"Multiclass{name}", average="macro")
     of_labels = _multilabel(f"Multilabel{name}", average="macro")
-    return {
-        "classification": of_classes,
-        "multilabel": of_labels,
-        "segmentation": of_classes,
-    }
+    return {"classification": of_classes, "multilabel": of_labels, "segmentation": of_classes}
 
 
 def _counted(place: int) -> Mapping[str, Make]:

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.caffe.fillers import filler
-from firecaffe.caffe.layers.shape import check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec, want_axes, want_tops
 from firecaffe.caffe.local_response_norm import LocalResponseNorm, LocalResponseNormWithinChannel
 
@@ -74,15 +73,12 @@ class BatchNorm(nn.Module):
 
 
 def batch_norm(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     param, bottom = spec.param, spec.bottoms[0]
     param.ignore("engine")
     uses_sums = param.flag("use_global_stats") if param.has("use_global_stats") else None
     eps, kept = param.number("eps", 1e-5), param.number("moving_average_fraction", 0.999)
     if not (eps > 0 and math.isfinite(eps)):
-        raise spec.layer.error(
-            f"BatchNorm {spec.name!r}: eps is {eps:g}; expected above 0", param.line_of("eps")
-        )
+        raise spec.error(f": eps is {eps:g}; expected above 0", "eps")
     return BatchNorm(bottom[1] if len(bottom) > 1 else 1, kept, eps, uses_sums)
 
 
@@ -167,24 +163,21 @@ def normalized(
 
 
 def fork_batch_norm(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     want_axes(spec, 4)
     want_tops(spec, 1)
     param, channels = spec.param, spec.bottoms[0][1]
     param.ignore("engine")
     is_averaged, is_own = any(map(param.has, AVERAGED)), any(map(param.has, OWN))
     if is_averaged == is_own:
-        raise spec.layer.error(
-            f"BN {spec.name!r} has the words of {'two forks' if is_own else 'no fork'}; expected "
+        raise spec.error(
+            f" has the words of {'two forks' if is_own else 'no fork'}; expected "
             f"some of {', '.join(AVERAGED)}, or of {', '.join(OWN)}"
         )
     module: AveragedBN | OwnBN
     if is_averaged:
         momentum, eps = param.number("momentum", 0.9), param.number("eps", 1e-5)
         if not 0 <= momentum <= 1:
-            raise param.error(
-                f"momentum is {momentum:g}; expected 0 to 1", param.line_of("momentum")
-            )
+            raise param.error(f"momentum is {momentum:g}; expected 0 to 1", "momentum")
         module = AveragedBN(channels, momentum, eps, param.flag("frozen"))
         names = AVERAGED[:2]
     else:
@@ -236,7 +229,6 @@ class MVN(nn.Module):
 
 
 def normalize(spec: Spec) -> Normalize:
-    check_bottoms(spec, 1)
     param = spec.param
     module = Normalize(
         spec.bottoms[0][1],
@@ -250,11 +242,8 @@ def normalize(spec: Spec) -> Normalize:
 
 
 def mvn(spec: Spec) -> MVN:
-    check_bottoms(spec, 1)
     if len(spec.bottoms[0]) < 3:
-        raise spec.layer.error(
-            f"MVN {spec.name!r} takes a bottom with planes; found {tuple(spec.bottoms[0])}"
-        )
+        raise spec.error(f" takes a bottom with planes; found {tuple(spec.bottoms[0])}")
     param = spec.param
     return MVN(
         param.flag("across_channels"),
@@ -264,16 +253,12 @@ def mvn(spec: Spec) -> MVN:
 
 
 def lrn(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     param = spec.param
     param.ignore("engine")
     size, alpha = param.integer("local_size", 5), param.number("alpha", 1.0)
     beta, k = param.number("beta", 0.75), param.number("k", 1.0)
     if size < 1 or size % 2 == 0:
-        raise spec.layer.error(
-            f"LRN {spec.name!r}: local_size is {size}; expected an odd number",
-            param.line_of("local_size"),
-        )
+        raise spec.error(f": local_size is {size}; expected an odd number", "local_size")
     region = param.choice("norm_region", ("ACROSS_CHANNELS", "WITHIN_CHANNEL"), "ACROSS_CHANNELS")
     if region == "WITHIN_CHANNEL":  # Caffe ignores k there
         return LocalResponseNormWithinChannel(size, alpha, beta)

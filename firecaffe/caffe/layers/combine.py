@@ -10,8 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.shape import axis_of, check_bottoms, shown
-from firecaffe.caffe.layers.spec import Kind, Spec, positive
+from firecaffe.caffe.layers.spec import Kind, Spec, axis_of, positive, shown
 
 
 class Product(nn.Module):
@@ -51,8 +50,8 @@ class Maximum(nn.Module):
 
 def eltwise(spec: Spec) -> nn.Module:
     if len(spec.bottoms) < 2 or len(set(spec.bottoms)) > 1:
-        raise spec.layer.error(
-            f"Eltwise {spec.name!r} has bottoms of {', '.join(map(shown, spec.bottoms))}; expected "
+        raise spec.error(
+            f" has bottoms of {', '.join(map(shown, spec.bottoms))}; expected "
             "two or more of the same shape"
         )
     param = spec.param
@@ -60,14 +59,9 @@ def eltwise(spec: Spec) -> nn.Module:
     operation = param.choice("operation", ("PROD", "SUM", "MAX"), "SUM")
     coefficients = param.numbers("coeff")
     if coefficients and len(coefficients) != len(spec.bottoms):
-        raise spec.layer.error(
-            f"Eltwise {spec.name!r} has {len(coefficients)} coeff for {len(spec.bottoms)} bottoms",
-            param.line_of("coeff"),
-        )
+        raise spec.error(f" has {len(coefficients)} coeff for {len(spec.bottoms)} bottoms", "coeff")
     if coefficients and operation == "PROD":
-        raise spec.layer.error(
-            f"Eltwise {spec.name!r}: coeff are for SUM, not for PROD", param.line_of("coeff")
-        )
+        raise spec.error(": coeff are for SUM, not for PROD", "coeff")
     if operation == "SUM":
         return Sum(coefficients or [1.0] * len(spec.bottoms))
     return Product() if operation == "PROD" else Maximum()
@@ -87,13 +81,13 @@ class Concat(nn.Module):
 
 def concat(spec: Spec) -> nn.Module:
     if not spec.bottoms:
-        raise spec.layer.error(f"Concat {spec.name!r} has no bottom")
+        raise spec.error(" has no bottom")
     word = "concat_dim" if spec.param.has("concat_dim") else "axis"
     axis = axis_of(spec, word, 1, spec.bottoms[0])
     others = {(*shape[:axis], *shape[axis + 1 :]) for shape in spec.bottoms}
     if len(others) > 1 or len({len(shape) for shape in spec.bottoms}) > 1:
-        raise spec.layer.error(
-            f"Concat {spec.name!r} has bottoms of {', '.join(map(shown, spec.bottoms))}; expected "
+        raise spec.error(
+            f" has bottoms of {', '.join(map(shown, spec.bottoms))}; expected "
             f"shapes that differ along axis {axis} alone"
         )
     return Concat(axis)
@@ -112,23 +106,22 @@ class Slice(nn.Module):
 
 
 def slice_(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     param, bottom = spec.param, spec.bottoms[0]
     axis = axis_of(spec, "slice_dim" if param.has("slice_dim") else "axis", 1, bottom)
     size, points = bottom[axis], param.integers("slice_point")
     if points:
         ends = [0, *points, size]
         if len(points) != spec.num_tops - 1 or ends != sorted(set(ends)):
-            raise spec.layer.error(
-                f"Slice {spec.name!r} cuts {size} at {', '.join(map(str, points))} for "
+            raise spec.error(
+                f" cuts {size} at {', '.join(map(str, points))} for "
                 f"{spec.num_tops} tops; expected rising points between, one less than tops",
-                param.line_of("slice_point"),
+                "slice_point",
             )
         sizes = [end - start for start, end in pairwise(ends)]
         return Slice(axis, sizes)
     if spec.num_tops < 1 or size % spec.num_tops:
-        raise spec.layer.error(
-            f"Slice {spec.name!r} cuts axis {axis}, of {size}, in {spec.num_tops} tops; expected "
+        raise spec.error(
+            f" cuts axis {axis}, of {size}, in {spec.num_tops} tops; expected "
             "equal parts, or slice_point"
         )
     return Slice(axis, [size // spec.num_tops] * spec.num_tops)
@@ -144,7 +137,6 @@ class SplitCopies(nn.Module):
 
 
 def split(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     return SplitCopies(spec.num_tops)
 
 
@@ -206,7 +198,6 @@ class Tile(nn.Module):
 
 
 def argmax(spec: Spec) -> ArgMax:
-    check_bottoms(spec, 1)
     param, bottom = spec.param, spec.bottoms[0]
     axis = axis_of(spec, "axis", 0, spec.bottoms[0]) if param.has("axis") else None
     top_k, most = (
@@ -215,14 +206,12 @@ def argmax(spec: Spec) -> ArgMax:
     )
     if top_k > most:
         raise param.error(
-            f"top_k is {top_k}; {spec.name!r} has {most} values to choose from",
-            param.line_of("top_k"),
+            f"top_k is {top_k}; {spec.name!r} has {most} values to choose from", "top_k"
         )
     return ArgMax(top_k, axis, param.flag("out_max_val"))
 
 
 def reduction(spec: Spec) -> Reduction:
-    check_bottoms(spec, 1)
     return Reduction(
         spec.param.choice("operation", OPERATIONS, "SUM"),
         axis_of(spec, "axis", 0, spec.bottoms[0]),
@@ -231,13 +220,12 @@ def reduction(spec: Spec) -> Reduction:
 
 
 def tile(spec: Spec) -> Tile:
-    check_bottoms(spec, 1)
     return Tile(axis_of(spec, "axis", 1, spec.bottoms[0]), positive(spec, "tiles"))
 
 
 LAYERS = {
-    "Concat": Kind(concat, "concat_param"),
-    "Eltwise": Kind(eltwise, "eltwise_param"),
+    "Concat": Kind(concat, "concat_param", bottoms=()),
+    "Eltwise": Kind(eltwise, "eltwise_param", bottoms=()),
     "Slice": Kind(slice_, "slice_param"),
     "Split": Kind(split),
     "ArgMax": Kind(argmax, "argmax_param", ()),

@@ -19,8 +19,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from firecaffe.caffe.fillers import filler, unfilled
-from firecaffe.caffe.layers.shape import axis_of, check_bottoms, height_width, shown
-from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
+from firecaffe.caffe.layers.spec import (
+    Kind,
+    Spec,
+    axis_of,
+    height_width,
+    positive,
+    shown,
+    want_axes,
+)
 from firecaffe.caffe.message import Field, Message
 
 
@@ -39,21 +46,19 @@ def _make(spec: Spec, one: type[nn.Module], several: type[nn.Module]) -> nn.Modu
     param.ignore("engine", "force_nd_im2col")
     if not spec.bottoms or any(len(bottom) != 4 for bottom in spec.bottoms):
         shapes = ", ".join(map(shown, spec.bottoms)) or "nothing"
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} goes over {shapes}; expected batch x channels x rows x "
+        raise spec.error(
+            f" goes over {shapes}; expected batch x channels x rows x "
             "columns (convolutions of one and of three dimensions are not built)"
         )
     if axis_of(spec, "axis", 1, spec.bottoms[0]) != 1:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r}: expected axis 1, the channels", param.line_of("axis")
-        )
+        raise spec.error(": expected axis 1, the channels", "axis")
     channels, outputs = spec.bottoms[0][1], param.integer("num_output")
     groups = param.integer("group", 1)
     if groups < 1 or outputs < 1 or outputs % groups or channels % groups:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} makes {outputs} channels of {channels} in {groups} groups; "
+        raise spec.error(
+            f" makes {outputs} channels of {channels} in {groups} groups; "
             "expected a num_output of at least 1, and both to be multiples of group",
-            param.line_of("group" if param.has("group") else "num_output"),
+            "group" if param.has("group") else "num_output",
         )
     sizes: dict[str, Any] = {
         "kernel_size": height_width(spec, "kernel_size", None, "kernel"),
@@ -87,15 +92,11 @@ def deconvolution(spec: Spec) -> nn.Module:
 
 
 def depthwise(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     want_axes(spec, 4)
     param, channels = spec.param, spec.bottoms[0][1]
     outputs = param.integer("num_output", channels)
     if outputs != channels:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} makes {outputs} channels of {channels}; expected as many",
-            param.line_of("num_output"),
-        )
+        raise spec.error(f" makes {outputs} channels of {channels}; expected as many", "num_output")
     added = [Field(name, channels, param.line) for name in ("num_output", "group")]
     grouped = Message([*param.fields, *added], param.line, param.where)
     module = convolution(replace(spec, param=grouped))
@@ -117,10 +118,8 @@ class Crop(nn.Module):
 
 
 def crop(spec: Spec) -> Crop:
-    check_bottoms(spec, 2)
     whole, like = spec.bottoms
     axis, offsets = axis_of(spec, "axis", 2, whole), spec.param.integers("offset")
-    line = spec.param.line_of("offset") or spec.layer.line
     count = len(whole) - axis
     if len(offsets) <= 1:
         offsets = (offsets or [0]) * count
@@ -128,19 +127,18 @@ def crop(spec: Spec) -> Crop:
         raise spec.param.error(
             f"{len(offsets)} offsets; expected 1, or {count} for the axes {axis} to "
             f"{len(whole) - 1}",
-            line,
+            "offset",
         )
     if len(like) != len(whole):
-        raise spec.layer.error(
-            f"Crop {spec.name!r} cuts {tuple(whole)} to the size of {tuple(like)}; expected "
-            "as many axes"
+        raise spec.error(
+            f" cuts {tuple(whole)} to the size of {tuple(like)}; expected as many axes"
         )
     for place, offset in enumerate(offsets, axis):
         if offset < 0 or offset + like[place] > whole[place]:
             raise spec.param.error(
                 f"axis {place} of {spec.name!r} is cut to {like[place]} from {offset} on; the "
                 f"bottom has {whole[place]}",
-                line,
+                "offset",
             )
     return Crop(axis, offsets)
 
@@ -191,15 +189,12 @@ class Unpool(nn.Module):
 
 
 def interp(spec: Spec) -> Interp:
-    check_bottoms(spec, 1)
     want_axes(spec, 4)
     param = spec.param
     cut = (-param.integer("pad_beg"), -param.integer("pad_end"))
     if min(cut) < 0:
         name = "pad_beg" if cut[0] < 0 else "pad_end"
-        raise param.error(
-            f"{name} is {-min(cut)}; expected 0, or less to cut the border", param.line_of(name)
-        )
+        raise param.error(f"{name} is {-min(cut)}; expected 0, or less to cut the border", name)
     height, width = spec.bottoms[0][2] - sum(cut), spec.bottoms[0][3] - sum(cut)
     if min(height, width) < 1:
         raise param.error(
@@ -210,15 +205,14 @@ def interp(spec: Spec) -> Interp:
         size = (positive(spec, "height"), positive(spec, "width"))
     has_factor = param.has("shrink_factor") or param.has("zoom_factor")
     if has_factor == (size is not None):
-        raise spec.layer.error(
-            f"Interp {spec.name!r} needs height and width, or shrink_factor or zoom_factor; "
+        raise spec.error(
+            f" needs height and width, or shrink_factor or zoom_factor; "
             f"found {'both' if has_factor else 'neither'}"
         )
     return Interp(positive(spec, "shrink_factor", 1), positive(spec, "zoom_factor", 1), size, cut)
 
 
 def upsample(spec: Spec) -> Upsample | Unpool:
-    check_bottoms(spec, 1, 2)
     want_axes(spec, 4)
     if len(spec.bottoms) == 1:
         return Upsample(positive(spec, "scale", 2))
@@ -228,8 +222,8 @@ def upsample(spec: Spec) -> Upsample | Unpool:
 def unpooled(spec: Spec) -> tuple[int, int]:
     param = spec.param
     if tuple(spec.bottoms[0]) != tuple(spec.bottoms[1]):
-        raise spec.layer.error(
-            f"Upsample {spec.name!r} has values {tuple(spec.bottoms[0])} and places "
+        raise spec.error(
+            f" has values {tuple(spec.bottoms[0])} and places "
             f"{tuple(spec.bottoms[1])}; expected the same shape"
         )
     if param.has("upsample_h") or param.has("upsample_w"):
@@ -242,11 +236,11 @@ def unpooled(spec: Spec) -> tuple[int, int]:
 
 
 LAYERS = {
-    "Convolution": Kind(convolution, "convolution_param"),
-    "Deconvolution": Kind(deconvolution, "convolution_param"),
+    "Convolution": Kind(convolution, "convolution_param", bottoms=()),
+    "Deconvolution": Kind(deconvolution, "convolution_param", bottoms=()),
     "ConvolutionDepthwise": Kind(depthwise, "convolution_param"),
     "DepthwiseConvolution": Kind(depthwise, "convolution_param"),
-    "Crop": Kind(crop, "crop_param", ()),
+    "Crop": Kind(crop, "crop_param", (), bottoms=(2,)),
     "Interp": Kind(interp, "interp_param", ()),
-    "Upsample": Kind(upsample, "upsample_param", ()),
+    "Upsample": Kind(upsample, "upsample_param", (), bottoms=(1, 2)),
 }

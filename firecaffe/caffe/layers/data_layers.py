@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.shape import check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Shape, Spec, want_axes, want_tops
 from firecaffe.caffe.message import Message
 
@@ -107,7 +106,6 @@ class Filter(nn.Module):
 
 
 def batch_reindex(spec: Spec) -> BatchReindex:
-    check_bottoms(spec, 2)
     want_axes(spec, 1, bottom=1)
     return BatchReindex()
 
@@ -116,20 +114,18 @@ def filtered(spec: Spec) -> Filter:
     want_tops(spec, len(spec.bottoms) - 1)
     *values, selector = spec.bottoms
     if not values or any(size != 1 for size in selector[1:]):
-        raise spec.layer.error(
-            f"Filter {spec.name!r} chooses by {tuple(selector)}; expected (B, 1, …) behind "
-            "what is chosen from"
+        raise spec.error(
+            f" chooses by {tuple(selector)}; expected (B, 1, …) behind what is chosen from"
         )
     for value in values:
         if value[0] != selector[0]:
-            raise spec.layer.error(
-                f"Filter {spec.name!r} chooses among {value[0]} samples by {selector[0]}; "
-                "expected as many"
+            raise spec.error(
+                f" chooses among {value[0]} samples by {selector[0]}; expected as many"
             )
     return Filter()
 
 
 LAYERS = {
-    "BatchReindex": Kind(batch_reindex, "", ()),
-    "Filter": Kind(filtered, "", ()),
+    "BatchReindex": Kind(batch_reindex, "", (), bottoms=(2,)),
+    "Filter": Kind(filtered, "", (), bottoms=()),
 }

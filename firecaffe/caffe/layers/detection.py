@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.shape import check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
 
 EQUAL = 1e-6
@@ -63,7 +62,6 @@ class PriorBox(nn.Module):
 
 
 def prior_box(spec: Spec) -> PriorBox:
-    check_bottoms(spec, 2)
     want_axes(spec, 4)
     want_axes(spec, 4, bottom=1)
     param = spec.param
@@ -71,7 +69,7 @@ def prior_box(spec: Spec) -> PriorBox:
     if len(variances) not in (1, 4) or min(variances) <= 0:
         raise param.error(
             f"variance is {', '.join(map(str, variances))}; expected 1 or 4 numbers above 0",
-            param.line_of("variance"),
+            "variance",
         )
     return PriorBox(
         box_sizes(spec),
@@ -87,13 +85,11 @@ def box_sizes(spec: Spec) -> list[tuple[float, float]]:
     param = spec.param
     smallest, largest = param.numbers("min_size"), param.numbers("max_size")
     if not smallest or min(smallest) <= 0:
-        raise param.error(
-            f"PriorBox {spec.name!r} needs min_size, above 0", param.line_of("min_size")
-        )
+        raise spec.error(" needs min_size, above 0", "min_size")
     if largest and len(largest) != len(smallest):
         raise param.error(
             f"{len(largest)} max_size for {len(smallest)} min_size; expected as many, or none",
-            param.line_of("max_size"),
+            "max_size",
         )
     ratios = aspect_ratios(spec)
     sizes = []
@@ -103,7 +99,7 @@ def box_sizes(spec: Spec) -> list[tuple[float, float]]:
             if largest[place] <= low:
                 raise param.error(
                     f"max_size is {largest[place]:g}; expected more than the min_size {low:g}",
-                    param.line_of("max_size"),
+                    "max_size",
                 )
             middle = math.sqrt(low * largest[place])
             sizes.append((middle, middle))
@@ -118,8 +114,7 @@ def aspect_ratios(spec: Spec) -> list[float]:
     for ratio in spec.param.numbers("aspect_ratio"):
         if ratio <= 0:
             raise spec.param.error(
-                f"aspect_ratio is {ratio:g}; expected more than 0",
-                spec.param.line_of("aspect_ratio"),
+                f"aspect_ratio is {ratio:g}; expected more than 0", "aspect_ratio"
             )
         if all(abs(ratio - other) >= EQUAL for other in ratios):
             ratios += [ratio, 1 / ratio] if flip else [ratio]
@@ -134,10 +129,7 @@ def pair(spec: Spec, both: str, high: str, wide: str) -> tuple[float, float]:
     values = (param.number(high), param.number(wide))
     if param.has(both):
         if any(values):
-            raise param.error(
-                f"{both} is given beside {high} or {wide}; expected one way",
-                param.line_of(both),
-            )
+            raise param.error(f"{both} is given beside {high} or {wide}; expected one way", both)
         values = (param.number(both), param.number(both))
     if min(values) <= 0:
         raise param.error(f"{both}, or {high} and {wide}, of {spec.name!r} must be above 0")
@@ -280,16 +272,13 @@ def best_of_image(scores: Tensor, kept: Tensor, most: int) -> Tensor:
 
 
 def detection_output(spec: Spec) -> DetectionOutput:
-    check_bottoms(spec, 3)
     want_axes(spec, 3, bottom=2)
     param, nms = spec.param, spec.param.message("nms_param")
     nms_threshold, eta = nms.number("nms_threshold", 0.3), nms.number("eta", 1.0)
     if not 0 < eta <= 1:
-        raise nms.error(f"eta is {eta:g}; expected above 0, at most 1", nms.line_of("eta"))
+        raise nms.error(f"eta is {eta:g}; expected above 0, at most 1", "eta")
     if nms_threshold < 0:
-        raise nms.error(
-            f"nms_threshold is {nms_threshold:g}; expected 0 or more", nms.line_of("nms_threshold")
-        )
+        raise nms.error(f"nms_threshold is {nms_threshold:g}; expected 0 or more", "nms_threshold")
     files = param.message("save_output_param")
     if not files.text("output_directory"):
         files.ignore(*(field.name for field in files.fields))  # no file is written
@@ -312,14 +301,11 @@ def detection_output(spec: Spec) -> DetectionOutput:
     for bottom, per_box, what in ((0, coded * 4, "locations"), (1, rules.num_classes, "scores")):
         count = math.prod(spec.bottoms[bottom][1:])
         if count != boxes * per_box:
-            raise spec.layer.error(
-                f"DetectionOutput {spec.name!r} has {count} {what} for {boxes} priors; "
-                f"expected {boxes * per_box}"
-            )
+            raise spec.error(f" has {count} {what} for {boxes} priors; expected {boxes * per_box}")
     return DetectionOutput(rules)
 
 
 LAYERS = {
-    "PriorBox": Kind(prior_box, "prior_box_param", ()),
-    "DetectionOutput": Kind(detection_output, "detection_output_param", ()),
+    "PriorBox": Kind(prior_box, "prior_box_param", (), bottoms=(2,)),
+    "DetectionOutput": Kind(detection_output, "detection_output_param", (), bottoms=(3,)),
 }

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.caffe.fillers import filler
-from firecaffe.caffe.layers.shape import axis_of, check_bottoms, shown
-from firecaffe.caffe.layers.spec import Kind, Shape, Spec
+from firecaffe.caffe.layers.spec import Kind, Shape, Spec, axis_of, shown
 
 
 class Element(nn.Module):
@@ -31,16 +30,14 @@ class Element(nn.Module):
 
 
 def relu(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     spec.param.ignore("engine")
     slope = spec.param.number("negative_slope")
     return nn.LeakyReLU(slope) if slope else nn.ReLU()
 
 
 def prelu(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     if len(spec.bottoms[0]) < 2:
-        raise spec.layer.error(f"PReLU {spec.name!r}: its bottom has no channels")
+        raise spec.error(": its bottom has no channels")
     is_shared = spec.param.flag("channel_shared")
     module = nn.PReLU(1 if is_shared else spec.bottoms[0][1])
     filler(spec.param.message("filler"), 0.25)(module.weight)
@@ -48,12 +45,10 @@ def prelu(spec: Spec) -> nn.Module:
 
 
 def elu(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     return nn.ELU(spec.param.number("alpha", 1.0))
 
 
 def plain(spec: Spec, make: Callable[[], nn.Module]) -> nn.Module:
-    check_bottoms(spec, 1)
     spec.param.ignore("engine")
     return make()
 
@@ -70,7 +65,6 @@ def _raised(x: Tensor, power: float, scale: float, shift: float) -> Tensor:
 
 def power(spec: Spec) -> nn.Module:
     """Compute (shift + scale x) ^ power."""
-    check_bottoms(spec, 1)
     param = spec.param
     arguments: dict[str, Any] = {
         "power": param.number("power", 1.0),
@@ -86,7 +80,6 @@ def _exponential(x: Tensor, factor: float, outer: float) -> Tensor:
 
 def exp(spec: Spec) -> nn.Module:
     """Compute base ^ (shift + scale x); a base of -1 stands for e."""
-    check_bottoms(spec, 1)
     base, scale, shift = _base_scale_shift(spec)
     log_base = 1.0 if base == -1 else math.log(base)
     arguments: dict[str, Any] = {"factor": log_base * scale, "outer": math.exp(log_base * shift)}
@@ -99,7 +92,6 @@ def _logarithm(x: Tensor, scale: float, shift: float, factor: float) -> Tensor:
 
 def log(spec: Spec) -> nn.Module:
     """Compute the logarithm of shift + scale x; a base of -1 stands for e."""
-    check_bottoms(spec, 1)
     base, scale, shift = _base_scale_shift(spec)
     arguments: dict[str, Any] = {
         "scale": scale,
@@ -113,10 +105,7 @@ def _base_scale_shift(spec: Spec) -> tuple[float, float, float]:
     param = spec.param
     base = param.number("base", -1.0)
     if base != -1 and (base <= 0 or (base == 1 and spec.type == "Log")):
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r}: base is {base:g}; expected above 0, or -1 for e",
-            param.line_of("base"),
-        )
+        raise spec.error(f": base is {base:g}; expected above 0, or -1 for e", "base")
     return base, param.number("scale", 1.0), param.number("shift", 0.0)
 
 
@@ -125,7 +114,6 @@ def _is_above(x: Tensor, threshold: float) -> Tensor:
 
 
 def threshold(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     arguments: dict[str, Any] = {"threshold": spec.param.number("threshold", 0.0)}
     return Element(partial(_is_above, **arguments), _said(arguments))
 
@@ -135,14 +123,12 @@ def _swish(x: Tensor, beta: float) -> Tensor:
 
 
 def swish(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     spec.param.ignore("engine")
     arguments: dict[str, Any] = {"beta": spec.param.number("beta", 1.0)}
     return Element(partial(_swish, **arguments), _said(arguments))
 
 
 def clip(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     low, high = spec.param.number("min"), spec.param.number("max")
     return Element(partial(torch.clamp, min=low, max=high), f"{low:g} to {high:g}")
 
@@ -163,13 +149,9 @@ class DropoutScaledInTest(nn.Module):
 
 
 def dropout(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     ratio = spec.param.number("dropout_ratio", 0.5)
     if not 0 <= ratio < 1:
-        raise spec.layer.error(
-            f"Dropout {spec.name!r}: dropout_ratio is {ratio:g}; expected 0 to below 1",
-            spec.param.line_of("dropout_ratio"),
-        )
+        raise spec.error(f": dropout_ratio is {ratio:g}; expected 0 to below 1", "dropout_ratio")
     is_scaled = spec.param.flag("scale_train", True)
     return nn.Dropout(ratio) if is_scaled else DropoutScaledInTest(ratio)
 
@@ -216,7 +198,6 @@ class Bias(nn.Module):
 
 
 def _shape(spec: Spec) -> tuple[Shape, int]:
-    check_bottoms(spec, 1, 2)
     bottom = spec.bottoms[0]
     if len(spec.bottoms) == 2 and spec.bottoms[1] == ():
         return (), len(bottom)
@@ -227,13 +208,10 @@ def _shape(spec: Spec) -> tuple[Shape, int]:
     stop = len(bottom) if count == -1 else axis + count
     shape = tuple(bottom[axis:stop])
     if count < -1 or stop > len(bottom):
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r}: {count} axes from {axis} on; its bottom has {len(bottom)}",
-            spec.param.line_of("num_axes"),
-        )
+        raise spec.error(f": {count} axes from {axis} on; its bottom has {len(bottom)}", "num_axes")
     if len(spec.bottoms) == 2 and spec.bottoms[1] != shape:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r}: its second bottom is {shown(spec.bottoms[1])}; expected "
+        raise spec.error(
+            f": its second bottom is {shown(spec.bottoms[1])}; expected "
             f"{shown(shape)}, as the first from axis {axis} on"
         )
     return shape, len(bottom) - stop
@@ -273,7 +251,6 @@ class Parameter(nn.Module):
 
 
 def parameter(spec: Spec) -> Parameter:
-    check_bottoms(spec, 0)
     shape = tuple(spec.param.message("shape").integers("dim"))
     if not all(size > 0 for size in shape):
         raise spec.param.error(f"shape is {shape}; expected sizes above 0")
@@ -289,11 +266,10 @@ class Axpy(nn.Module):
 
 
 def axpy(spec: Spec) -> Axpy:
-    check_bottoms(spec, 3)
     scale, values, others = map(tuple, spec.bottoms)
     if scale[:2] != values[:2] or any(size != 1 for size in scale[2:]) or values != others:
-        raise spec.layer.error(
-            f"Axpy {spec.name!r} has the bottoms {scale}, {values} and {others}; expected "
+        raise spec.error(
+            f" has the bottoms {scale}, {values} and {others}; expected "
             "(B, C, 1, 1) and two of (B, C, H, W)"
         )
     return Axpy()
@@ -315,8 +291,8 @@ LAYERS = {
     "TanH": Kind(partial(plain, make=nn.Tanh), "tanh_param"),
     "Threshold": Kind(threshold, "threshold_param"),
     "Dropout": Kind(dropout, "dropout_param"),
-    "Bias": Kind(bias, "bias_param", ("bias",)),
-    "Scale": Kind(scale, "scale_param"),
-    "Parameter": Kind(parameter, "parameter_param", ("weight",)),
-    "Axpy": Kind(axpy, "", ()),
+    "Bias": Kind(bias, "bias_param", ("bias",), bottoms=(1, 2)),
+    "Scale": Kind(scale, "scale_param", bottoms=(1, 2)),
+    "Parameter": Kind(parameter, "parameter_param", ("weight",), bottoms=(0,)),
+    "Axpy": Kind(axpy, "", (), bottoms=(3,)),
 }

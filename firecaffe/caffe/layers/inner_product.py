@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from firecaffe.caffe.fillers import filler, unfilled
-from firecaffe.caffe.layers.shape import axis_of, check_bottoms
-from firecaffe.caffe.layers.spec import Kind, Spec, positive
+from firecaffe.caffe.layers.spec import Kind, Spec, axis_of, positive
 
 
 class InnerProductFrom(nn.Linear):
@@ -39,14 +38,13 @@ class TransposedInnerProduct(nn.Module):
 
 def inner_product(spec: Spec) -> nn.Module:
     """Make a plain nn.Linear if possible, as other code knows it; the net flattens its input."""
-    check_bottoms(spec, 1)
     param = spec.param
     param.ignore("engine")
     bottom = spec.bottoms[0]
     axis = axis_of(spec, "axis", 1, bottom)
     outputs, inputs = param.integer("num_output"), math.prod(bottom[axis:])
     if outputs < 1:
-        raise spec.layer.error(f"InnerProduct {spec.name!r}: num_output is {outputs}")
+        raise spec.error(f": num_output is {outputs}")
     has_bias = param.flag("bias_term", True)
     module: nn.Linear | TransposedInnerProduct
     if param.flag("transpose"):
@@ -76,7 +74,6 @@ class Embed(nn.Module):
 
 
 def embed(spec: Spec) -> Embed:
-    check_bottoms(spec, 1)
     param = spec.param
     module = Embed(
         positive(spec, "input_dim"), positive(spec, "num_output"), param.flag("bias_term", True)

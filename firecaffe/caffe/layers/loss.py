@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.caffe import blob
-from firecaffe.caffe.layers.shape import axis_of, check_bottoms
-from firecaffe.caffe.layers.spec import Kind, Spec
+from firecaffe.caffe.layers.spec import Kind, Spec, axis_of
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.wire import opened
 
@@ -104,7 +103,6 @@ class SoftmaxWithLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        check_bottoms(spec, 2)
         self.spec = spec
         self.axis = axis_of(spec, "axis", 1, spec.bottoms[0])
         spec.param.ignore("engine")
@@ -130,7 +128,6 @@ class MultinomialLogisticLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        check_bottoms(spec, 2)
         without_normalization(spec)
         self.spec = spec
 
@@ -147,7 +144,6 @@ class InfogainLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        check_bottoms(spec, 2, 3)
         self.spec = spec
         self.axis = axis_of(spec, "axis", 1, spec.bottoms[0])
         self.normalization = normalization_of(spec.layer)
@@ -187,7 +183,6 @@ class HingeLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        check_bottoms(spec, 2)
         without_normalization(spec)
         self.spec = spec
         self.is_square = spec.param.choice("norm", ("", "L1", "L2"), "L1") == "L2"
@@ -216,7 +211,6 @@ class Accuracy(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        check_bottoms(spec, 2)
         self.spec = spec
         self.axis = axis_of(spec, "axis", 1, spec.bottoms[0])
         self.top_k = spec.param.integer("top_k", 1)
@@ -225,7 +219,7 @@ class Accuracy(nn.Module):
             raise spec.param.error(
                 f"top_k is {self.top_k}; expected 1 to the number of classes, "
                 f"{spec.bottoms[0][self.axis]}",
-                spec.param.line_of("top_k"),
+                "top_k",
             )
 
     def forward(self, values: Tensor, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
@@ -257,18 +251,15 @@ class Accuracy(nn.Module):
 
 
 def softmax(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     spec.param.ignore("engine")
     return nn.Softmax(dim=axis_of(spec, "axis", 1, spec.bottoms[0]))
 
 
 LAYERS = {
-    "HingeLoss": Kind(HingeLoss, "hinge_loss_param", (), is_loss=True, takes_targets=True),
-    "InfogainLoss": Kind(InfogainLoss, "infogain_loss_param", (), is_loss=True, takes_targets=True),
-    "MultinomialLogisticLoss": Kind(
-        MultinomialLogisticLoss, "", (), is_loss=True, takes_targets=True
-    ),
-    "SoftmaxWithLoss": Kind(SoftmaxWithLoss, "softmax_param", (), is_loss=True, takes_targets=True),
-    "Accuracy": Kind(Accuracy, "accuracy_param", (), takes_targets=True),
+    "HingeLoss": Kind(HingeLoss, "hinge_loss_param", (), is_loss=True, bottoms=(2,)),
+    "InfogainLoss": Kind(InfogainLoss, "infogain_loss_param", (), is_loss=True, bottoms=(2, 3)),
+    "MultinomialLogisticLoss": Kind(MultinomialLogisticLoss, "", (), is_loss=True, bottoms=(2,)),
+    "SoftmaxWithLoss": Kind(SoftmaxWithLoss, "softmax_param", (), is_loss=True, bottoms=(2,)),
+    "Accuracy": Kind(Accuracy, "accuracy_param", (), takes_targets=True, bottoms=(2,)),
     "Softmax": Kind(softmax, "softmax_param"),
 }

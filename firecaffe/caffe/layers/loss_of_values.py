@@ -4,12 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.loss import (
-    normalization_of,
-    with_gradient_of,
-    without_normalization,
-)
-from firecaffe.caffe.layers.shape import check_bottoms
+from firecaffe.caffe.layers.loss import normalization_of, with_gradient_of, without_normalization
 from firecaffe.caffe.layers.spec import Kind, Spec
 
 EPSILON = 1e-4
@@ -19,7 +14,6 @@ EPSILON = 1e-4
 class _OfSamples(nn.Module):
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        check_bottoms(spec, 2)
         without_normalization(spec)
         self.spec = spec
 
@@ -44,7 +38,6 @@ class SigmoidCrossEntropyLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        check_bottoms(spec, 2)
         spec.layer.message("sigmoid_param").ignore("engine")
         self.spec = spec
         self.normalization = normalization_of(spec.layer)
@@ -65,13 +58,11 @@ class SmoothL1Loss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        check_bottoms(spec, 2, 3, 4)
         without_normalization(spec)
         self.spec = spec
         sigma = spec.param.number("sigma", 1.0)
         if not sigma > 0:
-            line = spec.param.line_of("sigma")
-            raise spec.param.error(f"sigma is {sigma:g}; expected more than 0", line)
+            raise spec.param.error(f"sigma is {sigma:g}; expected more than 0", "sigma")
         self.beta = 1 / sigma**2
 
     def forward(self, values: Tensor, targets: Tensor, *weights: Tensor) -> Tensor:
@@ -97,7 +88,6 @@ class ContrastiveLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        check_bottoms(spec, 3)
         without_normalization(spec)
         self.spec = spec
         self.margin = spec.param.number("margin", 1.0)
@@ -133,14 +123,10 @@ def alike(spec: Spec, values: Tensor, targets: Tensor) -> Tensor:
 
 LAYERS: dict[str, Kind] = {
     "ContrastiveLoss": Kind(
-        ContrastiveLoss, "contrastive_loss_param", (), is_loss=True, takes_targets=True
+        ContrastiveLoss, "contrastive_loss_param", (), is_loss=True, bottoms=(3,)
     ),
-    "EuclideanLoss": Kind(EuclideanLoss, "", (), is_loss=True, takes_targets=True),
-    "L1Loss": Kind(L1Loss, "", (), is_loss=True, takes_targets=True),
-    "SigmoidCrossEntropyLoss": Kind(
-        SigmoidCrossEntropyLoss, "", (), is_loss=True, takes_targets=True
-    ),
-    "SmoothL1Loss": Kind(
-        SmoothL1Loss, "smooth_l1_loss_param", (), is_loss=True, takes_targets=True
-    ),
+    "EuclideanLoss": Kind(EuclideanLoss, "", (), is_loss=True, bottoms=(2,)),
+    "L1Loss": Kind(L1Loss, "", (), is_loss=True, bottoms=(2,)),
+    "SigmoidCrossEntropyLoss": Kind(SigmoidCrossEntropyLoss, "", (), is_loss=True, bottoms=(2,)),
+    "SmoothL1Loss": Kind(SmoothL1Loss, "smooth_l1_loss_param", (), is_loss=True, bottoms=(2, 3, 4)),
 }

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import functional
 
-from firecaffe.caffe.layers.shape import check_bottoms, height_width, shown
-from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
+from firecaffe.caffe.layers.spec import Kind, Spec, height_width, positive, shown, want_axes
 
 
 class MaxPoolWithPlaces(nn.MaxPool2d):
@@ -134,7 +133,6 @@ class StochasticPool(_Windows):
 
 
 def pooling(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     param, bottom = spec.param, spec.bottoms[0]
     param.ignore("engine")
     what = f"Pooling {spec.name!r}"
@@ -179,7 +177,7 @@ def pooling(spec: Spec) -> nn.Module:
         )
     if method == "STOCHASTIC":
         if pad != (0, 0):
-            raise spec.layer.error(f"{what}: STOCHASTIC has no padding", param.line_of("pad"))
+            raise param.error(f"{what}: STOCHASTIC has no padding", "pad")
         return StochasticPool(kernel, stride, pad, up)
     is_torchs = all(2 * p <= k for p, k in zip(pad, kernel, strict=True))
     if is_torchs:
@@ -239,13 +237,12 @@ def windows(size: int, bins: int) -> tuple[int, int, int]:
 
 
 def spp(spec: Spec) -> SPP:
-    check_bottoms(spec, 1)
     want_axes(spec, 4)
     param, levels = spec.param, positive(spec, "pyramid_height")
     param.ignore("engine")
     pool = param.choice("pool", POOLS, "MAX")
     if pool == "STOCHASTIC":
-        raise param.error("pool is STOCHASTIC; expected MAX or AVE", param.line_of("pool"))
+        raise param.error("pool is STOCHASTIC; expected MAX or AVE", "pool")
     for level in range(levels):
         for size in spec.bottoms[0][2:]:
             length, before, _ = windows(size, 2**level)
@@ -253,12 +250,9 @@ def spp(spec: Spec) -> SPP:
                 raise param.error(
                     f"pyramid_height is {levels}; planes of {tuple(spec.bottoms[0][2:])} are too "
                     f"small for {2**level} bins a side, as the first would be padding alone",
-                    param.line_of("pyramid_height"),
+                    "pyramid_height",
                 )
     return SPP(levels, pool)
 
 
-LAYERS = {
-    "Pooling": Kind(pooling, "pooling_param"),
-    "SPP": Kind(spp, "spp_param", ()),
-}
+LAYERS = {"Pooling": Kind(pooling, "pooling_param"), "SPP": Kind(spp, "spp_param", ())}

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from firecaffe.caffe.fillers import filler
-from firecaffe.caffe.layers.shape import check_bottoms
-from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes, want_tops
+from firecaffe.caffe.layers.spec import Kind, Spec, check_bottoms, positive, want_axes, want_tops
 
 MOST_STEPS = 10_000
 """The most steps of a sequence. Each is computed separately; Caffe makes layers of each."""
@@ -129,27 +128,23 @@ def recurrent(spec: Spec, kind: type[LSTM] | type[RNN], states: int) -> LSTM | R
     values, cont = tuple(spec.bottoms[0]), tuple(spec.bottoms[1])
     num_output = positive(spec, "num_output")
     if len(values) < 2 or cont != values[:2]:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} has the bottoms {values} and {cont}; expected "
+        raise spec.error(
+            f" has the bottoms {values} and {cont}; expected "
             "(steps, streams, …) and (steps, streams)"
         )
     if not 1 <= values[0] <= MOST_STEPS:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} has {values[0]} steps; expected 1 to {MOST_STEPS:,}"
-        )
+        raise spec.error(f" has {values[0]} steps; expected 1 to {MOST_STEPS:,}")
     for bottom in spec.bottoms[len(spec.bottoms) - exposed :]:
         if tuple(bottom) != (1, values[1], num_output):
-            raise spec.layer.error(
-                f"{spec.type} {spec.name!r} starts from the state {tuple(bottom)}; expected "
-                f"{(1, values[1], num_output)}"
+            raise spec.error(
+                f" starts from the state {tuple(bottom)}; expected {(1, values[1], num_output)}"
             )
     static = 0
     if len(spec.bottoms) > 2 + exposed:
         static = math.prod(spec.bottoms[2][1:])
         if spec.bottoms[2][0] != values[1]:
-            raise spec.layer.error(
-                f"{spec.type} {spec.name!r} has static values for {spec.bottoms[2][0]} "
-                f"streams; expected {values[1]}"
+            raise spec.error(
+                f" has static values for {spec.bottoms[2][0]} streams; expected {values[1]}"
             )
     module = kind(math.prod(values[2:]), static, num_output, expose)
     for name, tensor in module.named_parameters():
@@ -167,33 +162,29 @@ def rnn(spec: Spec) -> LSTM | RNN:
 
 
 def lstm_unit(spec: Spec) -> LSTMUnit:
-    check_bottoms(spec, 3)
     want_tops(spec, 2)
     for bottom, axes in enumerate((3, 3, 2)):
         want_axes(spec, axes, bottom)
     _, streams, size = spec.bottoms[0]
     if tuple(spec.bottoms[1]) != (1, streams, 4 * size) or tuple(spec.bottoms[2]) != (1, streams):
-        raise spec.layer.error(
-            f"LSTMUnit {spec.name!r} has the bottoms {tuple(map(tuple, spec.bottoms))}; "
+        raise spec.error(
+            f" has the bottoms {tuple(map(tuple, spec.bottoms))}; "
             "expected (1, N, D), (1, N, 4 · D) and (1, N)"
         )
     return LSTMUnit()
 
 
 def continuation_indicator(spec: Spec) -> ContinuationIndicator:
-    check_bottoms(spec, 0)
     return ContinuationIndicator(positive(spec, "time_step"), positive(spec, "batch_size"))
 
 
+LSTM_BLOBS = ("input_weight", "bias", "static_weight", "hidden_weight")
+
 LAYERS = {
-    "ContinuationIndicator": Kind(continuation_indicator, "continuation_indicator_param", ()),
-    "LSTM": Kind(
-        lstm, "recurrent_param", ("input_weight", "bias", "static_weight", "hidden_weight")
+    "ContinuationIndicator": Kind(
+        continuation_indicator, "continuation_indicator_param", (), bottoms=(0,)
     ),
-    "LSTMUnit": Kind(lstm_unit, "", ()),
-    "RNN": Kind(
-        rnn,
-        "recurrent_param",
-        ("input_weight", "bias", "static_weight", "hidden_weight", "output_weight", "output_bias"),
-    ),
+    "LSTM": Kind(lstm, "recurrent_param", LSTM_BLOBS, bottoms=()),
+    "LSTMUnit": Kind(lstm_unit, "", (), bottoms=(3,)),
+    "RNN": Kind(rnn, "recurrent_param", (*LSTM_BLOBS, "output_weight", "output_bias"), bottoms=()),
 }

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.shape import check_bottoms
 from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
 
 ROIS_AT_ONCE = 16
@@ -135,12 +134,10 @@ class PSROIPooling(nn.Module):
 
 
 def want_regions(spec: Spec) -> None:
-    check_bottoms(spec, 2)
     want_axes(spec, 4)
     if math.prod(spec.bottoms[1][1:]) != 5:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} has regions {tuple(spec.bottoms[1])}; expected (R, 5): "
-            "image, x1, y1, x2, y2"
+        raise spec.error(
+            f" has regions {tuple(spec.bottoms[1])}; expected (R, 5): image, x1, y1, x2, y2"
         )
 
 
@@ -155,14 +152,14 @@ def psroi_pooling(spec: Spec) -> PSROIPooling:
     output_dim, group_size = positive(spec, "output_dim"), positive(spec, "group_size")
     channels = spec.bottoms[0][1]
     if channels != output_dim * group_size**2:
-        raise spec.layer.error(
-            f"PSROIPooling {spec.name!r} has {channels} channels; expected output_dim · "
+        raise spec.error(
+            f" has {channels} channels; expected output_dim · "
             f"group_size² = {output_dim * group_size**2}"
         )
     return PSROIPooling(output_dim, group_size, spec.param.number("spatial_scale", 1.0))
 
 
 LAYERS = {
-    "PSROIPooling": Kind(psroi_pooling, "psroi_pooling_param", ()),
-    "ROIPooling": Kind(roi_pooling, "roi_pooling_param", ()),
+    "PSROIPooling": Kind(psroi_pooling, "psroi_pooling_param", (), bottoms=(2,)),
+    "ROIPooling": Kind(roi_pooling, "roi_pooling_param", (), bottoms=(2,)),
 }

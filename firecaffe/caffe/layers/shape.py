@@ -1,4 +1,4 @@
-"""Flatten, Reshape, Silence, Permute, Reverse and ShuffleChannel, and checks of axes and sizes.
+"""Flatten, Reshape, Silence, Permute, Reverse and ShuffleChannel.
 
 Sources: SSD's fork (github.com/weiliu89/caffe) for Permute, where axes that `order` does not name
 follow in their order; ShuffleNet (arXiv 1707.01083, section 3.1) for ShuffleChannel.
@@ -9,62 +9,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Shape, Spec, positive
-
-
-def axis_of(spec: Spec, word: str, default: int, bottom: Shape, end: int = 0) -> int:
-    """Return the axis that field `word` names. With end=1 it may be the place behind the last."""
-    axis = spec.param.integer(word, default)
-    count = len(bottom) + end
-    if not -count <= axis < count:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r}: {word} is {axis}, but its bottom has {len(bottom)} axes",
-            spec.param.line_of(word) or spec.layer.line,
-        )
-    return axis % count
-
-
-def height_width(spec: Spec, word: str, default: int | None, one: str = "") -> tuple[int, int]:
-    """Read rows and columns: `word`, or one_h and one_w. With default None they are required."""
-    one = one or word
-    sizes = spec.param.integers(word)
-    rows, columns = spec.param.integers(f"{one}_h"), spec.param.integers(f"{one}_w")
-    if sizes and (rows or columns):
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} has {word} and {one}_h, {one}_w; expected one of them",
-            spec.param.line_of(word),
-        )
-    if rows or columns:
-        if not (rows and columns) and default is None:
-            raise spec.layer.error(f"{spec.type} {spec.name!r}: expected both {one}_h and {one}_w")
-        other = 0 if default is None else default
-        return (rows or [other])[-1], (columns or [other])[-1]
-    if not sizes:
-        if default is None:
-            raise spec.layer.error(f"{spec.type} {spec.name!r} has no {word}")
-        return default, default
-    if len(sizes) > 2:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} has {len(sizes)} of {word}; expected one for both, or two",
-            spec.param.line_of(word),
-        )
-    return sizes[0], sizes[-1]
-
-
-def check_bottoms(spec: Spec, *counts: int) -> None:
-    if len(spec.bottoms) not in counts:
-        expected = " or ".join(map(str, counts))
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} has {len(spec.bottoms)} bottoms; expected {expected}"
-        )
-
-
-def shown(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape)) or "a number"
+from firecaffe.caffe.layers.spec import Kind, Spec, axis_of, positive, shown
 
 
 def flatten(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     bottom = spec.bottoms[0]
     return nn.Flatten(axis_of(spec, "axis", 1, bottom), axis_of(spec, "end_axis", -1, bottom))
 
@@ -88,7 +36,6 @@ class Reshape(nn.Module):
 
 
 def reshape(spec: Spec) -> nn.Module:
-    check_bottoms(spec, 1)
     param, bottom = spec.param, spec.bottoms[0]
     start = axis_of(spec, "axis", 0, bottom, end=1)
     count = param.integer("num_axes", -1)
@@ -99,8 +46,8 @@ def reshape(spec: Spec) -> nn.Module:
     whole, known = math.prod(bottom[start:stop]), math.prod(size for size in given if size != -1)
     fits = known > 0 and (whole % known == 0 if -1 in sizes else whole == known)
     if stop > len(bottom) or sizes.count(-1) > 1 or any(s < -1 for s in sizes) or not fits:
-        raise spec.layer.error(
-            f"Reshape {spec.name!r} makes {shown(sizes)} of axes {start} to {stop} of "
+        raise spec.error(
+            f" makes {shown(sizes)} of axes {start} to {stop} of "
             f"{shown(bottom)}; expected as many elements, and at most one -1"
         )
     # The file's batch is not the one that arrives: each of several workers has a part of it.
@@ -152,29 +99,26 @@ class ShuffleChannel(nn.Module):
 
 
 def permute(spec: Spec) -> Permute:
-    check_bottoms(spec, 1)
     order, axes = spec.param.integers("order"), len(spec.bottoms[0])
     if len(set(order)) < len(order) or not all(0 <= axis < axes for axis in order):
         raise spec.param.error(
             f"order is {', '.join(map(str, order))}; expected axes from 0 to {axes - 1}, each once",
-            spec.param.line_of("order"),
+            "order",
         )
     return Permute([*order, *(axis for axis in range(axes) if axis not in order)])
 
 
 def reverse(spec: Spec) -> Reverse:
-    check_bottoms(spec, 1)
     return Reverse(axis_of(spec, "axis", 0, spec.bottoms[0]))
 
 
 def shuffle_channel(spec: Spec) -> ShuffleChannel:
-    check_bottoms(spec, 1)
     groups, channels = positive(spec, "group", 1), spec.bottoms[0][1]
     if channels % groups:
         raise spec.param.error(
             f"group is {groups}; the bottom of {spec.name!r} has {channels} channels, which it "
             "does not divide",
-            spec.param.line_of("group"),
+            "group",
         )
     return ShuffleChannel(groups)
 
@@ -182,7 +126,7 @@ def shuffle_channel(spec: Spec) -> ShuffleChannel:
 LAYERS = {
     "Flatten": Kind(flatten, "flatten_param"),
     "Reshape": Kind(reshape, "reshape_param"),
-    "Silence": Kind(silence),
+    "Silence": Kind(silence, bottoms=()),
     "Permute": Kind(permute, "permute_param", ()),
     "Reverse": Kind(reverse, "reverse_param", ()),
     "ShuffleChannel": Kind(shuffle_channel, "shuffle_channel_param", ()),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from firecaffe.caffe.message import Message
+from firecaffe.caffe.message import CaffeError, Message
 
 Shape = tuple[int, ...]
 """The shape of a blob, with the batch first."""
@@ -26,6 +26,11 @@ class Spec:
     num_tops: int
     phase: str
 
+    def error(self, what: str, word: str = "") -> CaffeError:
+        """Return an error that begins with type and name; `word` is a field that has the line."""
+        where = self.param if word else self.layer
+        return where.error(f"{self.type} {self.name!r}{what}", word or None)
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -39,30 +44,68 @@ class Kind:
     """Whether its first top has a loss weight of 1 if no loss_weight is given."""
     takes_targets: bool = False
     """Whether its last bottom is a target, as a label."""
+    bottoms: tuple[int, ...] = (1,)
+    """The numbers of bottoms that it may have. Empty: `make` checks them."""
+
+
+def axis_of(spec: Spec, word: str, default: int, bottom: Shape, end: int = 0) -> int:
+    """Return the axis that field `word` names. With end=1 it may be the place behind the last."""
+    axis = spec.param.integer(word, default)
+    count = len(bottom) + end
+    if not -count <= axis < count:
+        raise spec.error(f": {word} is {axis}, but its bottom has {len(bottom)} axes", word)
+    return axis % count
+
+
+def height_width(spec: Spec, word: str, default: int | None, one: str = "") -> tuple[int, int]:
+    """Read rows and columns: `word`, or one_h and one_w. With default None they are required."""
+    one = one or word
+    sizes = spec.param.integers(word)
+    rows, columns = spec.param.integers(f"{one}_h"), spec.param.integers(f"{one}_w")
+    if sizes and (rows or columns):
+        raise spec.error(f" has {word} and {one}_h, {one}_w; expected one of them", word)
+    if rows or columns:
+        if not (rows and columns) and default is None:
+            raise spec.error(f": expected both {one}_h and {one}_w")
+        other = 0 if default is None else default
+        return (rows or [other])[-1], (columns or [other])[-1]
+    if not sizes:
+        if default is None:
+            raise spec.error(f" has no {word}")
+        return default, default
+    if len(sizes) > 2:
+        raise spec.error(f" has {len(sizes)} of {word}; expected one for both, or two", word)
+    return sizes[0], sizes[-1]
+
+
+def check_bottoms(spec: Spec, *counts: int) -> None:
+    if len(spec.bottoms) not in counts:
+        expected = " or ".join(map(str, counts))
+        raise spec.error(f" has {len(spec.bottoms)} bottoms; expected {expected}")
+
+
+def shown(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "a number"
 
 
 def want_tops(spec: Spec, count: int) -> None:
     if spec.num_tops != count:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} has {spec.num_tops} tops; expected {count}"
-        )
+        raise spec.error(f" has {spec.num_tops} tops; expected {count}")
 
 
 def want_axes(spec: Spec, count: int, bottom: int = 0) -> None:
     shape = tuple(spec.bottoms[bottom])
     if len(shape) != count:
-        raise spec.layer.error(
-            f"{spec.type} {spec.name!r} takes a bottom of {count} axes; found {shape}"
-        )
+        raise spec.error(f" takes a bottom of {count} axes; found {shape}")
 
 
 def positive(spec: Spec, name: str, default: int | None = None) -> int:
     """Read a whole number above 0. Raises CaffeError if it is another one or missing."""
     if default is None and not spec.param.has(name):
-        raise spec.layer.error(f"{spec.type} {spec.name!r} has no {name}; expected one")
+        raise spec.error(f" has no {name}; expected one")
     value = spec.param.integer(name, default or 0)
     if value < 1:
-        raise spec.param.error(f"{name} is {value}; expected 1 or more", spec.param.line_of(name))
+        raise spec.param.error(f"{name} is {value}; expected 1 or more", name)
     return value
 
 

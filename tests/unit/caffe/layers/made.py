@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from firecaffe.caffe import Net, text
 from firecaffe.caffe.layers import LAYERS
-from firecaffe.caffe.layers.spec import Shape, Spec
+from firecaffe.caffe.layers.spec import Shape, Spec, check_bottoms
 from firecaffe.caffe.message import CaffeError
 from tests.kit.models_refused import refused
 from tools.caffe_goldens.cases import inputs
@@ -27,7 +27,7 @@ def spec_of(words: str, bottoms: Sequence[Shape]) -> Spec:
     """words: `layer { … }`."""
     layer = text.parse(words, "net.prototxt").message("layer")
     kind = LAYERS[layer.text("type")]
-    return Spec(
+    spec = Spec(
         layer.text("name"),
         layer.text("type"),
         layer,
@@ -36,6 +36,9 @@ def spec_of(words: str, bottoms: Sequence[Shape]) -> Spec:
         len(layer.texts("top")),
         "TRAIN",
     )
+    if kind.bottoms:
+        check_bottoms(spec, *kind.bottoms)
+    return spec
 
 
 def module_of(words: str, *bottoms: Shape) -> nn.Module:
