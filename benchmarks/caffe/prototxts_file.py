@@ -17,9 +17,8 @@ from firecaffe.caffe.net import Net, blobs_of
 from firecaffe.caffe.upgrade import current
 from firecaffe.errors import FirecaffeError
 from firecaffe.from_caffe.import_report import Report
-from firecaffe.from_caffe.nets import TO_TEST, TO_TRAIN, find_file
+from firecaffe.from_caffe.nets import TO_TEST, TO_TRAIN, find_file, sources_of
 from firecaffe.from_caffe.recipe import ImportRequest, read
-from firecaffe.from_caffe.samples import sources_of
 from firecaffe.from_caffe.solver import read_training, read_update
 
 Schema = Mapping[str, Mapping[str, str | None]]

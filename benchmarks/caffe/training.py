@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kit import raw_lines
-from firecaffe.caffe import blob, wire
+from firecaffe.caffe import binary
 from firecaffe.data import DataConfig, open_data
 
 
@@ -71,9 +71,9 @@ def write_lmdb(path: Path, images_BCHW: Tensor, labels_B: Tensor) -> None:
     with lmdb.open(str(path), map_size=room) as base, base.begin(write=True) as view:
         for place, (image, label) in enumerate(zip(images_BCHW, labels_B.tolist(), strict=True)):
             sizes = dict(zip((CHANNELS, HEIGHT, WIDTH), image.shape, strict=True))
-            words = [part for number, size in sizes.items() for part in wire.field(number, size)]
-            words += wire.field(DATA, image.flip(0).contiguous().numpy().tobytes())
-            words += wire.field(LABEL, label)
+            words = [part for number, size in sizes.items() for part in binary.field(number, size)]
+            words += binary.field(DATA, image.flip(0).contiguous().numpy().tobytes())
+            words += binary.field(LABEL, label)
             view.put(f"{place:08d}".encode(), b"".join(map(bytes, words)))
 
 
@@ -87,7 +87,7 @@ def prepare(example: Example, root: Path) -> None:
         if example.mean_file and name == example.lmdbs[0]:
             average = images.float().mean(0).flip(0).numpy()
             (root / example.mean_file).parent.mkdir(parents=True, exist_ok=True)
-            blob.write_mean(root / example.mean_file, average)
+            binary.write_mean(root / example.mean_file, average)
         write_lmdb(root / name, images, labels)
 
 

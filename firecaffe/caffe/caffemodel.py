@@ -12,11 +12,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from firecaffe.caffe import blob
-from firecaffe.caffe.blob import Array
+from firecaffe.caffe.binary import (
+    BYTES,
+    Array,
+    Buffer,
+    Wire,
+    WirePart,
+    blob_fields,
+    field,
+    opened,
+    read_blob,
+)
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.text import decoded
-from firecaffe.caffe.wire import BYTES, Buffer, Wire, WirePart, field, opened
 from firecaffe.files import open_regular
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -148,7 +156,7 @@ def read(path: Path) -> dict[str, list[Array]]:
                 part.start, f"more than {MOST_LAYERS:,} layers or {MOST_BLOBS:,} blobs"
             )
         if blobs:
-            blobs_by_layer[name] = [blob.read(wire, stored.start, stored.stop) for stored in blobs]
+            blobs_by_layer[name] = [read_blob(wire, stored.start, stored.stop) for stored in blobs]
     if not ages:
         raise CaffeError(f"{path}: holds no layers; expected a .caffemodel")
     if len(ages) > 1:
@@ -172,7 +180,7 @@ def _written(layers: Sequence[TrainedLayer]) -> Iterator[Buffer]:
     names = FORMS[LAYER]
     for layer in layers:
         heading = [*field(names.name, layer.name.encode()), *field(TYPE, layer.type.encode())]
-        blobs = [part for one in layer.blobs for part in field(names.blobs, blob.fields(one))]
+        blobs = [part for one in layer.blobs for part in field(names.blobs, blob_fields(one))]
         yield from field(LAYER, [*heading, *blobs])
 
 

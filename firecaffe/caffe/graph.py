@@ -1,12 +1,12 @@
 """The graph of a net: the layers of a phase as steps in the file's order. No torch is needed.
 
-A layer in place overwrites a blob that it takes. Later layers take the overwritten blob.
+A layer in place overwrites a blob that it takes. Later layers take the overwritten blob. Those
+of data are no modules: their tops are the net's inputs, and data sets replace them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from firecaffe.caffe.layers.data_layers import SOURCES, shapes_of
 from firecaffe.caffe.layers.spec import Kind, Shape, Spec, check_bottoms
 from firecaffe.caffe.message import CaffeError, Message
 
@@ -135,6 +135,81 @@ class Graph:
             for top, weight in zip(step.tops, step.loss_weights, strict=True)
             if weight
         }
+
+
+LABELS_AXES = 8
+"""Numbers per box in AnnotatedData's labels: image, class, instance, four corners, difficult."""
+
+
+def _image_shape(layer: Message, name: str) -> Shape | None:
+    param, transform = layer.message(name), layer.message("transform_param")
+    batch = max(1, param.integer("batch_size", 1))
+    is_gray = transform.flag("force_gray") or not param.flag("is_color", True)
+    channels = 1 if is_gray else 3
+    resized = transform.message("resize_param")
+    crop = transform.integer("crop_size") or param.integer("crop_size")
+    rows = crop or param.integer("new_height") or resized.integer("height")
+    columns = crop or param.integer("new_width") or resized.integer("width")
+    return (batch, channels, rows, columns) if rows > 0 and columns > 0 else None
+
+
+def _labelled(name: str) -> Callable[[Message], list[Shape | None]]:
+    def shapes(layer: Message) -> list[Shape | None]:
+        batch = max(1, layer.message(name).integer("batch_size", 1))
+        return [_image_shape(layer, name), (batch,)]
+
+    return shapes
+
+
+def _annotated(layer: Message) -> list[Shape | None]:
+    return [_image_shape(layer, "data_param"), (1, 1, 1, LABELS_AXES)]
+
+
+def _memory(layer: Message) -> list[Shape | None]:
+    param = layer.message("memory_data_param")
+    names = ("batch_size", "channels", "height", "width")
+    shape = tuple(param.integer(word) for word in names)
+    return [shape if min(shape) > 0 else None, (max(1, shape[0]),)]
+
+
+def _said_shapes(layer: Message, name: str) -> list[Shape | None]:
+    return [tuple(message.integers("dim")) for message in layer.message(name).messages("shape")]
+
+
+def _input(layer: Message) -> list[Shape | None]:
+    return _said_shapes(layer, "input_param")
+
+
+def _dummy(layer: Message) -> list[Shape | None]:
+    param = layer.message("dummy_data_param")
+    sizes = [param.integers(word) for word in ("num", "channels", "height", "width")]
+    old = [*zip(*sizes, strict=False)]
+    return _said_shapes(layer, "dummy_data_param") or [tuple(shape) for shape in old]
+
+
+def _unknown(layer: Message) -> list[Shape | None]:
+    return []
+
+
+SOURCES: dict[str, Callable[[Message], list[Shape | None]]] = {
+    "AnnotatedData": _annotated,
+    "Data": _labelled("data_param"),
+    "DummyData": _dummy,
+    "HDF5Data": _unknown,
+    "ImageData": _labelled("image_data_param"),
+    "Input": _input,
+    "MemoryData": _memory,
+    "WindowData": _labelled("window_data_param"),
+}
+
+
+def shapes_of(layer: Message) -> list[Shape | None]:
+    """Return the shape of each top of a data layer; None if the file does not say it."""
+    tops = layer.texts("top")
+    shapes = SOURCES.get(layer.text("type"), _unknown)(layer)
+    if len(shapes) == 1:  # one shape for all tops
+        shapes = shapes * len(tops)
+    return [*shapes, *[None] * len(tops)][: len(tops)]
 
 
 def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:

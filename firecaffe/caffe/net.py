@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from firecaffe.caffe import caffemodel, text
 from firecaffe.caffe.assemble import Call, assemble, forgetting, run, write_over
-from firecaffe.caffe.blob import Array
+from firecaffe.caffe.binary import Array
 from firecaffe.caffe.graph import layers_of, read_graph
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.spec import Kind, Shape, shown

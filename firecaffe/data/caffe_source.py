@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from firecaffe.caffe import blob, text
+from firecaffe.caffe import binary, text
 from firecaffe.caffe.graph import layers_of, phase_of
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.upgrade import current
@@ -172,7 +172,7 @@ def _transformer(layer: DataLayer, phase: str, config: DataConfig) -> Transforme
     if layer.transform.mean_file:
         places = CaffePlaces(layer.layer.where, config.path)
         at = f"{layer.layer.where}:{layer.layer.line}: mean_file"
-        mean_CHW = blob.read_mean(places.find(at, layer.transform.mean_file))
+        mean_CHW = binary.read_mean(places.find(at, layer.transform.mean_file))
     return Transformer(layer.transform, phase_of(layer.layer, phase) == TRAIN, mean_CHW)
 
 

@@ -12,17 +12,16 @@ import torch
 from safetensors.torch import save
 
 from firecaffe.caffe import caffemodel
-from firecaffe.caffe.graph import layers_of, read_graph
+from firecaffe.caffe.graph import layers_of, read_graph, shapes_of
 from firecaffe.caffe.judge import Judge, no_means, read_judges
 from firecaffe.caffe.layers import LAYERS
-from firecaffe.caffe.layers.data_layers import shapes_of
 from firecaffe.caffe.layers.spec import Shape, ignore_other_types
 from firecaffe.caffe.message import CaffeError, Field, Message
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.trained import TrainedNet
 from firecaffe.data.caffe_layers import REFUSED
 from firecaffe.from_caffe.import_report import Note, Report
-from firecaffe.from_caffe.samples import NetSamples, Phases, sources_of
+from firecaffe.from_caffe.nets import NetSamples, Phases, sources_of
 from firecaffe.meta_kernels import on_meta
 
 

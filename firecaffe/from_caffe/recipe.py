@@ -22,8 +22,17 @@ from firecaffe.from_caffe.net_settings import (
     micro_batch_of,
     nets_of,
 )
-from firecaffe.from_caffe.nets import NetFile, find_file, find_net, is_net, looked_for, read_net
-from firecaffe.from_caffe.samples import NetSamples, Phases, read_samples
+from firecaffe.from_caffe.nets import (
+    NetFile,
+    NetSamples,
+    Phases,
+    find_file,
+    find_net,
+    is_net,
+    looked_for,
+    read_net,
+    read_samples,
+)
 from firecaffe.from_caffe.solver import Around, read_training, read_update
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_from

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from benchmarks.faults.fuzzed.reader import Reader
-from firecaffe.caffe import blob, caffemodel
+from firecaffe.caffe import binary, caffemodel
 from firecaffe.caffe.graph import PHASES
 from firecaffe.caffe.judge import read_judges
 from firecaffe.caffe.net import Net
@@ -103,7 +103,7 @@ _NETS = (
 
 def make_net(folder: Path) -> None:
     (folder / "net.prototxt").write_text(WHOLE.replace("DATA", IMAGES))
-    blob.write_mean(folder / "mean.binaryproto", np.full((3, 12, 12), 7, np.float32))
+    binary.write_mean(folder / "mean.binaryproto", np.full((3, 12, 12), 7, np.float32))
     Image.new("RGB", (14, 13), (200, 30, 90)).save(folder / "a.png")
     (folder / "list.txt").write_text("a.png 0\n" * 8)
 
@@ -137,6 +137,8 @@ READERS = {
     ),
     "caffemodel": Reader(copied("*.caffemodel"), each_of("*.caffemodel", caffemodel.read)),
     "caffemodel, HDF5": Reader(copied("*.h5"), each_of("*.h5", caffemodel.read)),
-    "binaryproto": Reader(copied("*.binaryproto"), each_of("*.binaryproto", blob.read_mean)),
-    "solverstate": Reader(copied("*.solverstate"), each_of("*.solverstate", blob.read_solverstate)),
+    "binaryproto": Reader(copied("*.binaryproto"), each_of("*.binaryproto", binary.read_mean)),
+    "solverstate": Reader(
+        copied("*.solverstate"), each_of("*.solverstate", binary.read_solverstate)
+    ),
 }

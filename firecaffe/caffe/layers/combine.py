@@ -1,7 +1,8 @@
 """Layers that combine, split or reduce blobs: Eltwise, Concat, Slice, ArgMax, Tile and others.
 
-Source: Caffe's API documentation (caffe.berkeleyvision.org/doxygen), ArgMaxLayer, ReductionLayer
-and TileLayer. Which of two equal values ArgMax returns was measured.
+BatchReindex and Filter select samples by another bottom. Source: Caffe's API documentation
+(caffe.berkeleyvision.org/doxygen), ArgMaxLayer, BatchReindexLayer, FilterLayer, ReductionLayer and
+TileLayer. Which of two equal values ArgMax returns was measured.
 """
 
 import math
@@ -10,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec, axis_of, positive, shown
+from firecaffe.caffe.layers.spec import Kind, Spec, axis_of, positive, shown, want_axes, want_tops
 
 
 class Product(nn.Module):
@@ -223,6 +224,44 @@ def tile(spec: Spec) -> Tile:
     return Tile(axis_of(spec, "axis", 1, spec.bottoms[0]), positive(spec, "tiles"))
 
 
+class BatchReindex(nn.Module):
+    """Select samples of (B, …) by (N,) places in the batch. A sample may occur several times."""
+
+    def forward(self, values: Tensor, places: Tensor) -> Tensor:
+        return values[places.long()]
+
+
+class Filter(nn.Module):
+    """Keep samples for which the last bottom, (B, 1, …), is not 0; on the meta device, all."""
+
+    def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
+        *values, selector = bottoms
+        if not selector.is_meta:
+            chosen = selector.flatten() != 0
+            values = [value[chosen] for value in values]
+        return values[0] if len(values) == 1 else tuple(values)
+
+
+def batch_reindex(spec: Spec) -> BatchReindex:
+    want_axes(spec, 1, bottom=1)
+    return BatchReindex()
+
+
+def filtered(spec: Spec) -> Filter:
+    want_tops(spec, len(spec.bottoms) - 1)
+    *values, selector = spec.bottoms
+    if not values or any(size != 1 for size in selector[1:]):
+        raise spec.error(
+            f" chooses by {tuple(selector)}; expected (B, 1, …) behind what is chosen from"
+        )
+    for value in values:
+        if value[0] != selector[0]:
+            raise spec.error(
+                f" chooses among {value[0]} samples by {selector[0]}; expected as many"
+            )
+    return Filter()
+
+
 LAYERS = {
     "Concat": Kind(concat, "concat_param", bottoms=()),
     "Eltwise": Kind(eltwise, "eltwise_param", bottoms=()),
@@ -231,4 +270,6 @@ LAYERS = {
     "ArgMax": Kind(argmax, "argmax_param", ()),
     "Reduction": Kind(reduction, "reduction_param", ()),
     "Tile": Kind(tile, "tile_param", ()),
+    "BatchReindex": Kind(batch_reindex, "", (), bottoms=(2,)),
+    "Filter": Kind(filtered, "", (), bottoms=()),
 }

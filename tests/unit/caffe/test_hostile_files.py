@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from firecaffe.caffe import caffemodel, text
+from firecaffe.caffe.binary import field, varint
 from firecaffe.caffe.message import CaffeError
-from firecaffe.caffe.wire import field, varint
 
 ALLOWED = 10 << 20
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from firecaffe.caffe import blob
+from firecaffe.caffe.binary import blob_fields
 from firecaffe.caffe.message import CaffeError
 from tests.kit.models_refused import refused
 from tests.unit.caffe.layers import made
@@ -100,7 +100,7 @@ def test_the_weights_of_infogain_may_be_in_a_file(
 ) -> None:
     prototxt, bottoms, _, _ = CASES["infogain"]
     matrix = bottoms["h"] if legacy else bottoms["h"][0, 0]
-    (tmp_path / "h.binaryproto").write_bytes(b"".join(blob.fields(matrix, legacy)))
+    (tmp_path / "h.binaryproto").write_bytes(b"".join(blob_fields(matrix, legacy)))
     monkeypatch.chdir(tmp_path)
     words = 'infogain_loss_param { source: "h.binaryproto" }'
     (found,) = run(layer("InfogainLoss", words), {each: bottoms[each] for each in "xl"})

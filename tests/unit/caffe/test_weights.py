@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firecaffe.caffe import blob, caffemodel
-from firecaffe.caffe.blob import Array
+from firecaffe.caffe import binary, caffemodel
+from firecaffe.caffe.binary import Array, field, varint
 from firecaffe.caffe.caffemodel import TrainedLayer
 from firecaffe.caffe.message import CaffeError
-from firecaffe.caffe.wire import field, varint
 from tests.kit.models_refused import refused
 
 FILES = Path(__file__).parents[2] / "golden" / "caffe" / "files"
@@ -264,15 +263,15 @@ def test_a_blob_that_cannot_be(tmp_path: Path) -> None:
 def test_a_mean_image(tmp_path: Path) -> None:
     image = (np.arange(24).reshape(3, 2, 4) / 4).astype(np.float32)
     path = tmp_path / "mean.binaryproto"
-    np.testing.assert_array_equal(blob.read_mean(FILES / "mean.binaryproto"), image, strict=True)
-    blob.write_mean(path, image)
+    np.testing.assert_array_equal(binary.read_mean(FILES / "mean.binaryproto"), image, strict=True)
+    binary.write_mean(path, image)
     assert path.read_bytes() == (FILES / "mean.binaryproto").read_bytes()
     path.write_bytes(b"".join([*shape(3, 2, 4), *field(5, image.tobytes())]))
-    np.testing.assert_array_equal(blob.read_mean(path), image, strict=True)
+    np.testing.assert_array_equal(binary.read_mean(path), image, strict=True)
     for dims in ((6,), (2, 1, 1, 3)):
         path.write_bytes(b"".join([*shape(*dims), *field(5, SIX)]))
         with refused(CaffeError, ["expected one image"]):
-            blob.read_mean(path)
+            binary.read_mean(path)
 
 
 def test_where_a_solver_stood(tmp_path: Path) -> None:
@@ -286,7 +285,7 @@ def test_where_a_solver_stood(tmp_path: Path) -> None:
     path = tmp_path / "sgd.solverstate"
     state = (FILES / "sgd.solverstate").read_bytes()
     path.write_bytes(state + b"".join(field(FORK, b"other")))
-    found = blob.read_solverstate(path)
+    found = binary.read_solverstate(path)
     assert (found.iteration, found.current_step) == (3, 1)
     assert found.learned_net == "g/snap_iter_3.caffemodel"
     assert [each.tolist() for each in found.history] == [[[history, history]], [history]]
@@ -297,4 +296,4 @@ def test_no_solver_state(tmp_path: Path) -> None:
     for content in (b"", b"".join(field(1, -1))):
         path.write_bytes(content)
         with pytest.raises(CaffeError, match=r"says no iteration; expected a \.solverstate"):
-            blob.read_solverstate(path)
+            binary.read_solverstate(path)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from firecaffe.caffe.graph import SOURCES, shapes_of
 from firecaffe.caffe.layers import elementwise
 from firecaffe.caffe.layers.batch_norm import BatchNorm
-from firecaffe.caffe.layers.data_layers import SOURCES, shapes_of
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.caffe.net import Net
