@@ -4,12 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firecaffe.caffe.net import Net
+    from firecaffe.caffe.net import Net as Net
 
 _PLACES = {"Net": "net"}
 """The module of each name, imported on first use: reading a file needs no torch."""
 
-__all__ = ["Net"]
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,30 +4,34 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firecaffe.data.batches import Batches, eval_batches, given_layout, output_shape
-    from firecaffe.data.config import DataConfig
-    from firecaffe.data.dataset import (
-        Batch,
-        Dataset,
-        Images,
-        Layout,
-        TensorDataset,
-        is_images,
-        num_classes,
-        num_samples,
-    )
-    from firecaffe.data.datasets import DATASETS, check_data, divide, open_data, open_test
-    from firecaffe.data.hash import current_key
-    from firecaffe.data.hold_out import num_held_out
-    from firecaffe.data.sample_order import SampleOrder, epoch_order
-    from firecaffe.data.sample_weights import drawing_of
-    from firecaffe.data.sources import Data, DataParts, check_words, data_home, shard_counts
-    from firecaffe.data.torch_set import from_torch
+    from firecaffe.data.batches import Batches as Batches
+    from firecaffe.data.batches import eval_batches as eval_batches
+    from firecaffe.data.batches import given_layout as given_layout
+    from firecaffe.data.config import DataConfig as DataConfig
+    from firecaffe.data.dataset import Batch as Batch
+    from firecaffe.data.dataset import Dataset as Dataset
+    from firecaffe.data.dataset import Images as Images
+    from firecaffe.data.dataset import Layout as Layout
+    from firecaffe.data.dataset import TensorDataset as TensorDataset
+    from firecaffe.data.dataset import is_images as is_images
+    from firecaffe.data.dataset import num_classes as num_classes
+    from firecaffe.data.dataset import num_samples as num_samples
+    from firecaffe.data.datasets import check_data as check_data
+    from firecaffe.data.datasets import divide as divide
+    from firecaffe.data.datasets import open_data as open_data
+    from firecaffe.data.datasets import open_test as open_test
+    from firecaffe.data.hash import current_key as current_key
+    from firecaffe.data.sample_order import SampleOrder as SampleOrder
+    from firecaffe.data.sample_weights import drawing_of as drawing_of
+    from firecaffe.data.sources import Data as Data
+    from firecaffe.data.sources import DataParts as DataParts
+    from firecaffe.data.sources import data_home as data_home
+    from firecaffe.data.sources import shard_counts as shard_counts
+    from firecaffe.data.torch_set import from_torch as from_torch
 
 _PLACES = {
     "Batch": "dataset",
     "Batches": "batches",
-    "DATASETS": "datasets",
     "Data": "sources",
     "DataConfig": "config",
     "DataParts": "sources",
@@ -37,57 +41,23 @@ _PLACES = {
     "SampleOrder": "sample_order",
     "TensorDataset": "dataset",
     "check_data": "datasets",
-    "check_words": "sources",
     "current_key": "hash",
     "data_home": "sources",
     "divide": "datasets",
     "drawing_of": "sample_weights",
-    "epoch_order": "sample_order",
     "eval_batches": "batches",
     "from_torch": "torch_set",
     "given_layout": "batches",
     "is_images": "dataset",
     "num_classes": "dataset",
-    "num_held_out": "hold_out",
     "num_samples": "dataset",
     "open_data": "datasets",
     "open_test": "datasets",
-    "output_shape": "batches",
     "shard_counts": "sources",
 }
 """The module of each name, imported on first use: reading a recipe needs no torch."""
 
-__all__ = [
-    "DATASETS",
-    "Batch",
-    "Batches",
-    "Data",
-    "DataConfig",
-    "DataParts",
-    "Dataset",
-    "Images",
-    "Layout",
-    "SampleOrder",
-    "TensorDataset",
-    "check_data",
-    "check_words",
-    "current_key",
-    "data_home",
-    "divide",
-    "drawing_of",
-    "epoch_order",
-    "eval_batches",
-    "from_torch",
-    "given_layout",
-    "is_images",
-    "num_classes",
-    "num_held_out",
-    "num_samples",
-    "open_data",
-    "open_test",
-    "output_shape",
-    "shard_counts",
-]
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,14 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firecaffe.models.known_networks import MODELS, build_model
-    from firecaffe.models.model import (
-        AUX_WEIGHT,
-        HeadedLogits,
-        Model,
-        classification_loss,
-        logits_of,
-    )
+    from firecaffe.models.known_networks import MODELS as MODELS
+    from firecaffe.models.known_networks import build_model as build_model
+    from firecaffe.models.model import AUX_WEIGHT as AUX_WEIGHT
+    from firecaffe.models.model import HeadedLogits as HeadedLogits
+    from firecaffe.models.model import Model as Model
+    from firecaffe.models.model import classification_loss as classification_loss
+    from firecaffe.models.model import logits_of as logits_of
 
 _PLACES = {
     "AUX_WEIGHT": "model",
@@ -24,15 +23,7 @@ _PLACES = {
 }
 """The module of each name, imported on first use: reading a recipe needs no torch."""
 
-__all__ = [
-    "AUX_WEIGHT",
-    "MODELS",
-    "HeadedLogits",
-    "Model",
-    "build_model",
-    "classification_loss",
-    "logits_of",
-]
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,12 +10,12 @@ from firecaffe.data import (
     TensorDataset,
     is_images,
     num_classes,
-    num_held_out,
     open_data,
 )
 from firecaffe.data.augment import cropped_shape
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.generated import NUM_TRAIN
+from firecaffe.data.hold_out import num_held_out
 from firecaffe.data.image_folder import ImageFolder
 from firecaffe.data.packed import PackedPart
 from firecaffe.errors import DataError, RecipeError

@@ -4,11 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firecaffe.tasks.classification import CLASSIFICATION
-    from firecaffe.tasks.config import TaskConfig
-    from firecaffe.tasks.known_tasks import TASKS, task_of
-    from firecaffe.tasks.metric import Sums
-    from firecaffe.tasks.task import Loss, Task
+    from firecaffe.tasks.classification import CLASSIFICATION as CLASSIFICATION
+    from firecaffe.tasks.config import TaskConfig as TaskConfig
+    from firecaffe.tasks.known_tasks import TASKS as TASKS
+    from firecaffe.tasks.known_tasks import task_of as task_of
+    from firecaffe.tasks.metric import Sums as Sums
+    from firecaffe.tasks.task import Loss as Loss
+    from firecaffe.tasks.task import Task as Task
 
 _PLACES = {
     "CLASSIFICATION": "classification",
@@ -21,7 +23,7 @@ _PLACES = {
 }
 """The module of each name. It is imported on first use, as reading a recipe needs no torch."""
 
-__all__ = ["CLASSIFICATION", "TASKS", "Loss", "Sums", "Task", "TaskConfig", "task_of"]
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,9 +19,9 @@ from firecaffe.data import (
     is_images,
     num_classes,
     open_data,
-    output_shape,
 )
 from firecaffe.data.augment import normalize, random_crop_mirror
+from firecaffe.data.batches import output_shape
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.generated import generate
 from firecaffe.data.hold_out import hold_out, num_held_out

@@ -17,13 +17,12 @@ from firecaffe.data import (
     TensorDataset,
     divide,
     drawing_of,
-    epoch_order,
     num_classes,
     open_data,
 )
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.own_data import check_own
-from firecaffe.data.sample_order import WeightedDraws, epoch_order_by_shard
+from firecaffe.data.sample_order import WeightedDraws, epoch_order, epoch_order_by_shard
 from firecaffe.data.sample_weights import SUM_BITS, whole
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from tests.kit.data_photos import make_folder

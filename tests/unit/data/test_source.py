@@ -17,7 +17,6 @@ import firecaffe
 from firecaffe import Recipe, RunConfig, TrainConfig
 from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.data import (
-    DATASETS,
     DataConfig,
     check_data,
     data_home,
@@ -26,6 +25,7 @@ from firecaffe.data import (
     shard_counts,
     sources,
 )
+from firecaffe.data.datasets import DATASETS
 from firecaffe.data.generated import generate
 from firecaffe.data.look import is_repeatable
 from firecaffe.data.packing.pack_images import Packing, PackOptions
