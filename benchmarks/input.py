@@ -30,14 +30,14 @@ from torch.utils.data import Dataset as TorchDataset
 from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.data.augment import box, cut, draws
+from firecaffe.data.batches import BatchesAhead
 from firecaffe.data.decode import DecodedSet, decode
 from firecaffe.data.hash import Stream, below, hash64
+from firecaffe.data.pack_images import Packing, PackOptions
+from firecaffe.data.pack_sources import open_source
 from firecaffe.data.packed import LIST, PackedPart, PackedSet, read_list
-from firecaffe.data.packing.pack_images import Packing, PackOptions
-from firecaffe.data.packing.source import open_source
 from firecaffe.data.shard import ShardWriter
 from firecaffe.data.shard_files import open_files
-from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.runs.environment import commit, cpu_name
 
 ROWS, COLUMNS, QUALITY = 375, 500, 90

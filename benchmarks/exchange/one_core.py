@@ -23,7 +23,7 @@ from benchmarks.emulated.virtual_cluster import VirtualCluster, parse_rate
 from benchmarks.planner.forecast_emulated import RECIPE, SETTINGS
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World, join
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.training.plugins import Plugin
 from firecaffe.transport.exchange import Exchange

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from firecaffe.cluster.world import World
 from firecaffe.data import SampleOrder
+from firecaffe.data.batches import BatchesAhead, TrainBatches
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.packed import PackedPart
 from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import ShardFiles
-from firecaffe.data.train_batches import BatchesAhead, TrainBatches
 from firecaffe.errors import CheckpointError, DataError, RecipeError
 from firecaffe.training.checkpoint import STATE, Checkpoint
 from firecaffe.training.plugins import VARIABLE as PLUGINS

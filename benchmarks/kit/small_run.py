@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from firecaffe.data.generated import generate
-from firecaffe.data.packing.pack_images import Packing, PackOptions
-from firecaffe.data.packing.source import open_source
+from firecaffe.data.pack_images import Packing, PackOptions
+from firecaffe.data.pack_sources import open_source
 
 RECIPE = """
 [model]

@@ -17,7 +17,7 @@ from firecaffe.training.plugins import Plugin
 if TYPE_CHECKING:  # Earlier commits, which are timed too, have these elsewhere.
     from firecaffe.cluster.world import World
     from firecaffe.data import Batch, SampleOrder
-    from firecaffe.data.train_batches import TrainBatches
+    from firecaffe.data.batches import TrainBatches
 
 FOLDER, SIDE = "TURNS_FOLDER", "TURNS_SIDE"
 """Variables: where the pipes are; 0 for the training that begins, 1 for the other."""

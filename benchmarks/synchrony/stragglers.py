@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Batch, SampleOrder
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.training.plugins import Plugin
 
 NONE, TENTH, EACH = "none", "tenth", "each"

@@ -15,10 +15,10 @@ from firecaffe.api.argument_checks import check_number, path_of
 from firecaffe.api.recipe_argument import parse_input
 from firecaffe.cluster.from_script import from_script
 from firecaffe.data.decode import MOST_PIXELS, cores
+from firecaffe.data.pack_images import Packing, PackOptions
+from firecaffe.data.pack_images import verify as verify_shards
+from firecaffe.data.pack_sources import open_source, with_test_part
 from firecaffe.data.packed import PackedPart, PackedSet, read_list
-from firecaffe.data.packing.pack_images import Packing, PackOptions
-from firecaffe.data.packing.pack_images import verify as verify_shards
-from firecaffe.data.packing.source import open_source, with_test_part
 from firecaffe.data.shard_files import open_files
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.from_caffe.import_report import Report

@@ -15,13 +15,13 @@ from firecaffe.cli.arguments import Parser
 from firecaffe.cli.shared_options import add_cluster_file, cluster_to_write
 from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.data.config import DataConfig
-from firecaffe.data.packing.part import Part, Source
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.planner.cluster import Storage
 
 if TYPE_CHECKING:
     import torch
 
+    from firecaffe.data.pack_images import Part, Source
     from firecaffe.measure.input import InputStage
 
 USAGE = "PATH [--model-rate R] [--threads N] [--write FILE.toml [--overwrite]] [options]"
@@ -106,8 +106,8 @@ def measure(options: Any) -> InputRates:
     import torch
 
     from firecaffe.data.decode import decode_threads
+    from firecaffe.data.pack_sources import open_source
     from firecaffe.data.packed import LIST, PackedPart, read_list
-    from firecaffe.data.packing.source import open_source
     from firecaffe.data.shard_files import is_remote, open_files
     from firecaffe.measure.input import StoredImages, encoded_stages, formats, raw_stages, sample
 
@@ -157,7 +157,7 @@ class _AsEncoded:
     shard_counts: tuple[int, ...] = ()
 
     def __init__(self, source: Source) -> None:
-        self.part: Part = source.parts.get("train") or next(iter(source.parts.values()))
+        self.part = source.parts.get("train") or next(iter(source.parts.values()))
         self.num_classes = len(source.classes)
         self.class_names = tuple(source.classes)
 

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from firecaffe.data.batches import Batches as Batches
     from firecaffe.data.batches import eval_batches as eval_batches
     from firecaffe.data.batches import given_layout as given_layout
+    from firecaffe.data.chosen_samples import drawing_of as drawing_of
     from firecaffe.data.config import DataConfig as DataConfig
     from firecaffe.data.dataset import Batch as Batch
     from firecaffe.data.dataset import Dataset as Dataset
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from firecaffe.data.datasets import open_test as open_test
     from firecaffe.data.hash import current_key as current_key
     from firecaffe.data.sample_order import SampleOrder as SampleOrder
-    from firecaffe.data.sample_weights import drawing_of as drawing_of
     from firecaffe.data.sources import Data as Data
     from firecaffe.data.sources import DataParts as DataParts
     from firecaffe.data.sources import data_home as data_home
@@ -44,7 +44,7 @@ _PLACES = {
     "current_key": "hash",
     "data_home": "sources",
     "divide": "datasets",
-    "drawing_of": "sample_weights",
+    "drawing_of": "chosen_samples",
     "eval_batches": "batches",
     "from_torch": "torch_set",
     "given_layout": "batches",

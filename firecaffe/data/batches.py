@@ -1,33 +1,24 @@
 """The batches of training steps and evaluations, ready on the device, of images or other data.
 
+A rank's training batches are fetched ahead, in the order in which it requests them.
 Data in memory are not fetched ahead: taking them is cheaper than passing them between threads. Nor
 are batches of users' code, which may draw from generators that the training's thread uses.
 """
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_edges
 
-from firecaffe.data.augment import (
-    box,
-    center_crop,
-    cropped_shape,
-    crops_and_mirrors,
-    cut,
-    draws,
-    middle,
-    normalize,
-    random_crop_mirror,
-)
+from firecaffe.data import augment
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import (
     Batch,
@@ -43,6 +34,7 @@ from firecaffe.data.dataset import (
     num_samples,
 )
 from firecaffe.data.decode import DecodedSet, scale
+from firecaffe.data.look import is_asked_again, same_bits
 from firecaffe.data.packed import RawPart
 from firecaffe.data.sample_order import SampleOrder
 from firecaffe.errors import DataError, RecipeError
@@ -58,7 +50,7 @@ def output_shape(dataset: Images, config: DataConfig) -> tuple[int, int, int]:
     try:
         if config.pad > side:
             raise ValueError
-        rows, columns = cropped_shape((rows, columns), config.crop, config.pad)
+        rows, columns = augment.cropped_shape((rows, columns), config.crop, config.pad)
     except ValueError:
         raise RecipeError(
             f"data.crop is {config.crop} with data.pad {config.pad} on images of "
@@ -82,14 +74,14 @@ def _caffe(
     crop, pad, mirror = config.crop, config.pad, config.mirror
     if not isinstance(dataset, DecodedSet):
         images_BCHW, labels_B = ask(dataset, samples_B, seed, epoch)
-        images_BChw = random_crop_mirror(
+        images_BChw = augment.random_crop_mirror(
             images_BCHW, samples_B, seed=seed, epoch=epoch, crop=crop, pad=pad, mirror=mirror
         )
         return images_BChw, labels_B
     _, height, width = dataset.sample_CHW
-    rows, columns = cropped_shape((height, width), crop, pad)
+    rows, columns = augment.cropped_shape((height, width), crop, pad)
     room = (height + 2 * pad - rows + 1, width + 2 * pad - columns + 1)
-    top_B, left_B, flags_B = crops_and_mirrors(samples_B, seed, epoch, room, mirror)
+    top_B, left_B, flags_B = augment.crops_and_mirrors(samples_B, seed, epoch, room, mirror)
 
     def cut_crop(image_CHW: Tensor, place: int) -> Tensor:
         image_CHW = scale(image_CHW, height, width)
@@ -105,12 +97,12 @@ def _inception(
     dataset: Images, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
 ) -> tuple[Tensor, Tensor]:
     side = config.crop
-    draws_BA4 = draws(seed, epoch, samples_B).tolist()
-    _, _, flags_B = crops_and_mirrors(samples_B, seed, epoch, (1, 1), config.mirror)
+    draws_BA4 = augment.draws(seed, epoch, samples_B).tolist()
+    _, _, flags_B = augment.crops_and_mirrors(samples_B, seed, epoch, (1, 1), config.mirror)
 
     def cut_box(image_CHW: Tensor, place: int) -> Tensor:
         _, rows, columns = image_CHW.shape
-        image_Chw = cut(image_CHW, box(draws_BA4[place], rows, columns), side)
+        image_Chw = augment.cut(image_CHW, augment.box(draws_BA4[place], rows, columns), side)
         return image_Chw.flip(2) if flags_B[place] else image_Chw
 
     if isinstance(dataset, DecodedSet):
@@ -125,7 +117,7 @@ def _plain(
     dataset: Images, config: DataConfig, seed: int, epoch: int, samples_B: Tensor
 ) -> tuple[Tensor, Tensor]:
     images_BCHW, labels_B = ask(dataset, samples_B, seed, epoch)
-    return center_crop(images_BCHW, config.crop, config.pad).contiguous(), labels_B
+    return augment.center_crop(images_BCHW, config.crop, config.pad).contiguous(), labels_B
 
 
 FETCH = {"caffe": _caffe, "inception": _inception, "none": _plain}
@@ -135,6 +127,7 @@ def to_test(dataset: Images, config: DataConfig) -> Callable[[Tensor], tuple[Ten
     """Return the function that fetches test images: the center of each, at the training's scale."""
     if config.augment == "inception" and isinstance(dataset, DecodedSet):
         side, shorter = config.crop, config.resize
+        middle = augment.middle
         return partial(
             dataset.transformed, transform=lambda image, _: middle(image, shorter, side), side=side
         )
@@ -143,7 +136,7 @@ def to_test(dataset: Images, config: DataConfig) -> Callable[[Tensor], tuple[Ten
 
 def cut_for_test(images_BCHW: Tensor, dataset: Images, config: DataConfig) -> Tensor:
     is_cut = config.augment == "inception" and isinstance(dataset, DecodedSet)
-    return images_BCHW if is_cut else center_crop(images_BCHW, config.crop, config.pad)
+    return images_BCHW if is_cut else augment.center_crop(images_BCHW, config.crop, config.pad)
 
 
 T = TypeVar("T")
@@ -246,7 +239,7 @@ class Batches:
         if is_images(self.dataset):
             config = self.config
             return (
-                normalize(inputs, config.mean, config.std, self.device),
+                augment.normalize(inputs, config.mean, config.std, self.device),
                 targets.to(self.device, non_blocking=True),
             )
         return to_device((inputs, targets), self.device)
@@ -278,6 +271,83 @@ def _fetch(fetch: Fetch, dataset: Dataset, samples_B: Tensor) -> Batch:
     return batch
 
 
+class TrainBatches(Protocol):
+    @property
+    def order(self) -> SampleOrder: ...
+
+    def train_batch(self, step: int, leaf: int) -> Batch: ...
+
+
+@dataclass
+class BatchesAhead:
+    """Batches for requests of `leaves`, in this order, in each step from `first_step` on."""
+
+    batches: Batches
+    leaves: Sequence[int]
+    first_step: int
+    last_step: int
+    """One more than the last step."""
+    doubts: list[str] | None = None
+    """Receives a warning if a batch differs when it is requested twice. None: no such checks."""
+    _next: Iterator[tuple[int, int]] = field(init=False, repr=False)
+    _made: Generator[tuple[Batch, bool], None, None] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        batches = self.batches
+        batch_bytes = batches.order.micro_batch_size * sample_bytes(batches.dataset)
+        self._next = self._places()
+        self._made = ahead(self._calls(), batches.dataset, batch_bytes)
+
+    def go_on(self, leaves: Sequence[int], step: int) -> None:
+        """Continue with other leaves from `step` on. Waiting batches are dropped."""
+        # This waits for the batch being made: a data set need not allow two callers at once.
+        self.close()
+        self.leaves, self.first_step = leaves, step
+        self._begin()
+
+    @property
+    def order(self) -> SampleOrder:
+        return self.batches.order
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        return (
+            (step, leaf) for step in range(self.first_step, self.last_step) for leaf in self.leaves
+        )
+
+    def _calls(self) -> Iterator[Callable[[], tuple[Batch, bool]]]:
+        return (partial(self._host_batch, *place) for place in self._places())
+
+    # Returns the batch, and whether it differed when it was requested again. It runs in one of
+    # several threads, so `train_batch` reports this.
+    def _host_batch(self, step: int, leaf: int) -> tuple[Batch, bool]:
+        batch, differs = self.batches.host_batch(step, leaf), False
+        if self.doubts is not None and leaf == self.leaves[0] and is_asked_again(step):
+            differs = not same_bits(batch, self.batches.host_batch(step, leaf))
+        if torch.device(self.batches.device).type == "cuda":
+            batch = map_batch(lambda tensor: tensor.pin_memory(), batch)
+        return batch, differs
+
+    def train_batch(self, step: int, leaf: int) -> Batch:
+        """Return `Batches.train_batch`. Errors and doubts appear at this call, not ahead of it."""
+        expected = next(self._next)
+        if expected != (step, leaf):
+            raise RuntimeError(f"asked for {(step, leaf)}, expected {expected}")
+        batch, differs = next(self._made)
+        if differs and self.doubts is not None:
+            self.doubts.append(
+                f"the training set draws random numbers: asked once more for samples of step "
+                f"{step + 1}, it gave others; batch(indices) must depend on the indices alone"
+            )
+            self.doubts = None  # warn once
+        return self.batches.on_device(*batch)
+
+    def close(self) -> None:
+        self._made.close()
+
+
 def eval_batches(
     dataset: Dataset,
     batch_size: int,
@@ -305,7 +375,7 @@ def eval_batches(
     for number, (inputs, targets) in zip(numbers, made, strict=True):
         if is_images(dataset):
             images_BChw = cut_for_test(inputs, dataset, config)
-            inputs = normalize(images_BChw, config.mean, config.std, device)
+            inputs = augment.normalize(images_BChw, config.mean, config.std, device)
             yield number, inputs, targets.to(device)
         else:
             yield number, *to_device((inputs, targets), device)

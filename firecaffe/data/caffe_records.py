@@ -16,13 +16,15 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from firecaffe.data.caffe_transform import Pixels
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import JPEG, PILLOW_ERRORS, PNG, check_size, decode, open_image
 from firecaffe.data.image_folder import read_image_file
 from firecaffe.data.lmdb_file import LmdbFile
 from firecaffe.errors import DataError
 from firecaffe.files import read_bytes
+
+Bytes = NDArray[np.uint8]
+Pixels = Bytes | NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,6 @@ NATIVE, COLOR, GRAY = "native", "color", "gray"
 
 GRAY_MODES = ("1", "L", "I", "I;16", "I;16B", "F")
 ALPHA_MODES = ("LA", "PA", "RGBA", "La", "RGBa")
-
-Bytes = NDArray[np.uint8]
 
 
 def decode_bgr(content: bytes, color: str) -> Bytes:

@@ -15,7 +15,14 @@ from firecaffe.caffe.graph import layers_of, phase_of
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.upgrade import current
 from firecaffe.data.batches import FETCHERS
-from firecaffe.data.caffe_layers import CONVERT, DataLayer, check_understood, data_layers
+from firecaffe.data.caffe_layers import (
+    CONVERT,
+    DataLayer,
+    Transformer,
+    check_understood,
+    data_layers,
+    draws,
+)
 from firecaffe.data.caffe_records import (
     COLOR,
     GRAY,
@@ -29,7 +36,6 @@ from firecaffe.data.caffe_records import (
     resize,
 )
 from firecaffe.data.caffe_tops import Draws, Hdf5Tops, ImageTops, Tops
-from firecaffe.data.caffe_transform import Transformer, draws
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Batch, Layout
 from firecaffe.data.hash import EVALUATION

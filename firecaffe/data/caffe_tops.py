@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from firecaffe.data.caffe_records import ImageRecords, Record
-from firecaffe.data.caffe_transform import Pixels, Transformer
+from firecaffe.data.caffe_layers import Transformer
+from firecaffe.data.caffe_records import ImageRecords, Pixels, Record
 from firecaffe.data.decode import PARTS_OF_THREAD, decode_threads
 from firecaffe.data.packed import HELD_BYTES
 from firecaffe.errors import DataError
 from firecaffe.files import open_regular
 
 Draws = list[list[int]] | None
-"""Random numbers of `caffe_transform.draws` for each sample. None: nothing is drawn."""
+"""Random numbers of `caffe_layers.draws` for each sample. None: nothing is drawn."""
 
 
 class Tops(Protocol):

@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_flatten
 
 from firecaffe.data.batches import given_layout
 from firecaffe.data.caffe_source import open_caffe, open_caffe_test
+from firecaffe.data.chosen_samples import hold_out
 from firecaffe.data.config import IMAGE_WORDS, DataConfig
 from firecaffe.data.dataset import Dataset, is_images, layout_of, num_classes
-from firecaffe.data.hold_out import hold_out
 from firecaffe.data.own_data import check_own
 from firecaffe.data.sources import (
     Data,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 
 from firecaffe.data.augment import AUGMENTS
+from firecaffe.data.chosen_samples import BALANCES
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Dataset, Layout, TensorDataset
 from firecaffe.data.decode import EXIF, MOST_PIXELS, ON_ERROR, DecodedSet, Encoded
@@ -19,7 +20,6 @@ from firecaffe.data.look import LOOKED_AT, evenly, look
 from firecaffe.data.packed import HELD_BYTES, PackedPart, PackedSet, RawPart, read_list
 from firecaffe.data.published_formats import ARCHIVE, open_cifar10, open_idx
 from firecaffe.data.sample_order import ORDERS, SHARDS
-from firecaffe.data.sample_weights import BALANCES
 from firecaffe.data.shard_files import ShardFiles, is_remote, open_files
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import cache_folder

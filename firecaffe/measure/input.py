@@ -19,18 +19,16 @@ import torch
 from torch import Tensor
 
 from firecaffe.data.augment import box, cut, draws, normalize
-from firecaffe.data.batches import Batches
+from firecaffe.data.batches import Batches, BatchesAhead
+from firecaffe.data.chosen_samples import SomeEncoded
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import SKIP, DecodedSet, Encoded, decode
 from firecaffe.data.hash import Stream, hash64
-from firecaffe.data.hold_out import SomeEncoded
+from firecaffe.data.pack_images import Packing, PackOptions, Part, Source
 from firecaffe.data.packed import PackedPart, read_list
-from firecaffe.data.packing.pack_images import Packing, PackOptions
-from firecaffe.data.packing.part import Part, Source
 from firecaffe.data.sample_order import SampleOrder
 from firecaffe.data.shard_files import open_files
-from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DataError
 
 A = TypeVar("A")

@@ -13,9 +13,9 @@ from firecaffe.data import (
     open_data,
 )
 from firecaffe.data.augment import cropped_shape
+from firecaffe.data.chosen_samples import num_held_out
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.generated import NUM_TRAIN
-from firecaffe.data.hold_out import num_held_out
 from firecaffe.data.image_folder import ImageFolder
 from firecaffe.data.packed import PackedPart
 from firecaffe.errors import DataError, RecipeError

@@ -17,7 +17,7 @@ from firecaffe.compression.fcz import CODES, FileReport, write
 from firecaffe.compression.selected_layers import fold_normalization
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.data import Data, Dataset, open_data
-from firecaffe.data.hold_out import SomeOfDataset
+from firecaffe.data.chosen_samples import SomeOfDataset
 from firecaffe.files import write_json
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import LOSS, Measure

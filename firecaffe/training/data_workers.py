@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import Buffer
 
 from firecaffe.data import Data, Dataset
+from firecaffe.data.chosen_samples import SomeOfDataset
 from firecaffe.data.dataset import Batch, TensorLayout
-from firecaffe.data.hold_out import SomeOfDataset
 from firecaffe.data.own_data import CheckedSet
 from firecaffe.data.torch_set import Items, TorchSet
 from firecaffe.errors import DataError, FirecaffeError, OwnCodeError, RecipeError, memory_full

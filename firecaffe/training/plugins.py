@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any
 
 from firecaffe.cluster.world import World
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
 from firecaffe.training.saver import Write
 from firecaffe.user_code import failed, look_here, shown

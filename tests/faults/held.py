@@ -7,7 +7,7 @@ from pathlib import Path
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Batch, SampleOrder
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.training.plugins import Plugin
 
 STEP, FILE = "HELD_STEP", "HELD_FILE"

@@ -14,7 +14,7 @@ from firecaffe import ExchangeConfig, ParallelConfig, Recipe, TrainConfig
 from firecaffe.cluster.agree import agree
 from firecaffe.cluster.world import World, join
 from firecaffe.data import Batch, SampleOrder
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.errors import AgreementError
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.plugins import Plugin

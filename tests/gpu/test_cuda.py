@@ -15,7 +15,7 @@ import firecaffe
 from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.cluster.world import join
 from firecaffe.data import Batches, DataConfig, SampleOrder, open_data
-from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.data.batches import BatchesAhead
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS

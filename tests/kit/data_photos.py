@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from firecaffe.data.hash import hash64
+from firecaffe.data.pack_images import Packing, PackOptions
+from firecaffe.data.pack_sources import open_source
 from firecaffe.data.packed import PackedPart, PackedSet, read_list
-from firecaffe.data.packing.pack_images import Packing, PackOptions
-from firecaffe.data.packing.source import open_source
 from firecaffe.data.shard_files import LocalFiles
 
 CLASSES = ("cat", "dog")

@@ -7,7 +7,7 @@ from torch import Tensor, nn, optim
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.config import TrainConfig

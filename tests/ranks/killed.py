@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from firecaffe.data import Batch, Batches
-from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.data.batches import BatchesAhead
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 from firecaffe import ExchangeConfig, Recipe, Result, SynchronyConfig
 from firecaffe.cluster import agree
 from firecaffe.data import Batch
-from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.data.batches import BatchesAhead
 from firecaffe.runs.rank_times import explain
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.schema import read_rows

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 import firecaffe
 from firecaffe import DataConfig, Recipe, Result, SolverConfig, Task, TrainConfig
 from firecaffe.cluster.world import World
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.training.plugins import VARIABLE, Plugin
 from tests.kit.worlds import Trained, Training, changed, end
 

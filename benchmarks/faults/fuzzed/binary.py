@@ -19,9 +19,9 @@ from firecaffe.compression.fcz.format import MAGIC, DamagedError, read_varint, v
 from firecaffe.data import DataConfig, open_data
 from firecaffe.data.caffe_records import LmdbRecords
 from firecaffe.data.caffe_tops import Hdf5Tops
+from firecaffe.data.pack_images import Packing, PackOptions, verify
+from firecaffe.data.pack_sources import open_source
 from firecaffe.data.packed import LIST
-from firecaffe.data.packing.pack_images import Packing, PackOptions, verify
-from firecaffe.data.packing.source import open_source
 from firecaffe.data.published_formats import ARCHIVE, TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.data.shard import PROLOGUE
 from firecaffe.errors import DataError

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from firecaffe.cluster.world import World
-from firecaffe.data.train_batches import BatchesAhead, TrainBatches
+from firecaffe.data.batches import BatchesAhead, TrainBatches
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.log import LogReader

@@ -25,7 +25,7 @@ from torch import Tensor, optim
 from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.data import SampleOrder
-from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.data.batches import BatchesAhead
 from firecaffe.errors import NotFiniteError
 from firecaffe.exchange.leaves import tree_sum
 from firecaffe.gradients.reducer import GradientReducer

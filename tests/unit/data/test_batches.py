@@ -22,9 +22,9 @@ from firecaffe.data import (
 )
 from firecaffe.data.augment import normalize, random_crop_mirror
 from firecaffe.data.batches import output_shape
+from firecaffe.data.chosen_samples import hold_out, num_held_out
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.generated import generate
-from firecaffe.data.hold_out import hold_out, num_held_out
 from firecaffe.data.packed import RawPart
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.models.config import ModelConfig

@@ -20,10 +20,10 @@ from firecaffe.data import (
     num_classes,
     open_data,
 )
+from firecaffe.data.chosen_samples import SUM_BITS, whole
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.own_data import check_own
 from firecaffe.data.sample_order import WeightedDraws, epoch_order, epoch_order_by_shard
-from firecaffe.data.sample_weights import SUM_BITS, whole
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from tests.kit.data_photos import make_folder
 from tests.kit.models_refused import refused

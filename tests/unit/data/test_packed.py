@@ -15,9 +15,9 @@ from PIL import Image
 
 from firecaffe.data import DataConfig, TensorDataset, open_data, sources
 from firecaffe.data.decode import DecodedSet
+from firecaffe.data.pack_images import Packing, PackOptions, verify
+from firecaffe.data.pack_sources import open_source
 from firecaffe.data.packed import PackedPart, RawPart, read_list
-from firecaffe.data.packing.pack_images import Packing, PackOptions, verify
-from firecaffe.data.packing.source import open_source
 from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import LocalFiles
 from firecaffe.errors import DataError, RecipeError

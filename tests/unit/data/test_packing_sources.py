@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.data.packing import source as source_module
-from firecaffe.data.packing.pack_images import Packing, PackOptions
-from firecaffe.data.packing.part import Source
-from firecaffe.data.packing.source import open_source, part_of
+from firecaffe.data import pack_sources as source_module
+from firecaffe.data.pack_images import Packing, PackOptions, Source
+from firecaffe.data.pack_sources import open_source, part_of
 from firecaffe.data.published_formats import TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.errors import DataError, RecipeError
 from tests.kit.data_photos import make_folder, photo

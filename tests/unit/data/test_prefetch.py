@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 import firecaffe
 from firecaffe.cli import main
-from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset, open_data, train_batches
+from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset, open_data
 from firecaffe.data.augment import AUGMENTS
-from firecaffe.data.batches import FEWEST, MOST, ahead
+from firecaffe.data.batches import FEWEST, MOST, BatchesAhead, ahead
 from firecaffe.data.dataset import Batch
 from firecaffe.data.look import is_asked_again, is_repeatable, same_bits
-from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DataError
 from firecaffe.exchange.leaves import leaf_share
 from tests.kit.data_photos import make_folder, pack
@@ -242,7 +241,7 @@ def test_two_threads_that_find_it_at_once_say_it_once(monkeypatch: pytest.Monkey
         together.wait(60)
         return found
 
-    monkeypatch.setattr(train_batches, "same_bits", both_have_compared)
+    monkeypatch.setattr("firecaffe.data.batches.same_bits", both_have_compared)
     drawing, doubts = Drawing(), list[str]()
     monkeypatch.setattr(drawing, "fetchers", 2, raising=False)
     batches = Batches(drawing, SampleOrder(0, 16, 16, 1), DataConfig())

@@ -28,8 +28,8 @@ from firecaffe.data import (
 from firecaffe.data.datasets import DATASETS
 from firecaffe.data.generated import generate
 from firecaffe.data.look import is_repeatable
-from firecaffe.data.packing.pack_images import Packing, PackOptions
-from firecaffe.data.packing.source import open_source
+from firecaffe.data.pack_images import Packing, PackOptions
+from firecaffe.data.pack_sources import open_source
 from firecaffe.data.published_formats import TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.errors import DataError, OwnCodeError, RecipeError
 from firecaffe.measure.step_times import by_layer_type

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore
 import firecaffe
 from firecaffe.cluster.world import FOLDER, World
 from firecaffe.data import SampleOrder
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.errors import CheckpointError, DataError, OwnCodeError, RecipeError, RunError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.runs.run_folder import (

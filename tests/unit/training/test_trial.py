@@ -22,12 +22,11 @@ from torch.utils.data import Dataset
 from firecaffe import from_torch
 from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.data import Data, DataParts, current_key, divide
-from firecaffe.data.batches import Batches, eval_batches
+from firecaffe.data.batches import Batches, BatchesAhead, eval_batches
 from firecaffe.data.config import DataConfig
 from firecaffe.data.look import same_bits
 from firecaffe.data.own_data import check_own
 from firecaffe.data.sample_order import SampleOrder
-from firecaffe.data.train_batches import BatchesAhead
 from firecaffe.errors import DataError, OwnCodeError, PreemptedError, RunError
 from firecaffe.training import trial as trial_module
 from firecaffe.training.data_workers import data_workers

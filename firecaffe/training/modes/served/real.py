@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 from firecaffe.cluster.agree import LOOK_S
 from firecaffe.cluster.lost_ranks import LossTeller
 from firecaffe.cluster.world import World, peers_may_be_lost
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.errors import (
     DivergedError,
     LauncherLostError,

@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.world import World
 from firecaffe.data import SampleOrder
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe

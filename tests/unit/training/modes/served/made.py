@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.data import Batch, TensorDataset
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push

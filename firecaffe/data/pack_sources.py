@@ -16,8 +16,8 @@ import torch
 from firecaffe.data.dataset import TensorDataset
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.image_folder import TESTS, ImageFolder, class_names, is_image, listed, notes_of
-from firecaffe.data.packing.archives import is_lmdb, open_lmdbs, open_tars
-from firecaffe.data.packing.part import Part, Source
+from firecaffe.data.pack_archives import is_lmdb, open_lmdbs, open_tars
+from firecaffe.data.pack_images import Part, Source
 from firecaffe.data.published_formats import ARCHIVE, TRAIN_FILES, open_cifar10, open_idx
 from firecaffe.errors import DataError, RecipeError
 
@@ -74,9 +74,7 @@ def _open_folder(path: Path) -> Source:
             if part_of(name) in parts:
                 raise DataError(f"{path}: holds both val and validation; one of them is to go")
             images = ImageFolder(path / name, classes)
-            sizes = [images.size(number) for number in range(len(images))]
-            names = [f"{name}/{file}" for file in images.files]
-            parts[part_of(name)] = Part(names, images.labels_N.tolist(), sizes, images.read)
+            parts[part_of(name)] = _part(images, [f"{name}/{file}" for file in images.files])
             unread[name] = images.unread
     return Source("jpeg", (), classes, parts, f"the folder {path.name}", notes_of(unread))
 
@@ -93,10 +91,13 @@ def _is_classes(path: Path) -> bool:
 def _open_classes(path: Path) -> Source:
     classes = class_names(path)
     images = ImageFolder(path, classes)
+    parts, notes = {"train": _part(images, images.files)}, notes_of({path.name: images.unread})
+    return Source("jpeg", (), classes, parts, f"the folder {path.name}", notes)
+
+
+def _part(images: ImageFolder, names: list[str]) -> Part:
     sizes = [images.size(number) for number in range(len(images))]
-    part = Part(images.files, images.labels_N.tolist(), sizes, images.read)
-    notes = notes_of({path.name: images.unread})
-    return Source("jpeg", (), classes, {"train": part}, f"the folder {path.name}", notes)
+    return Part(names, images.labels_N.tolist(), sizes, images.read)
 
 
 def _tars(path: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from threading import Event, Lock
 from typing import TypedDict
@@ -34,13 +35,13 @@ from firecaffe.data.decode import (
 )
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.packed import LIST, PackedSet, read_list
-from firecaffe.data.packing.part import Part, Source
 from firecaffe.data.shard import ShardInfo, ShardWriter, check_sample, read_index, sha256_of
 from firecaffe.data.shard_files import LocalFiles, ShardFiles, open_files
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.schema import read_file
 
+MOST_CLASSES = 1_000_000
 UNDER_WAY = "packing.json"
 QUALITY = 90
 """The JPEG quality of images that are encoded again."""
@@ -48,6 +49,30 @@ QUALITY = 90
 
 class PackingUnderWay(TypedDict):
     identity: str
+
+
+@dataclass(frozen=True)
+class Part:
+    names: list[str]
+    labels: list[int]
+    sizes: list[int]
+    """The approximate size of each image in bytes."""
+    read: Callable[[int], bytes]
+    """Reads one image. Several threads call it at once. Raises DataError if it cannot be read."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True)
+class Source:
+    kind: str
+    """The kind of images: jpeg (encoded images), or raw (pixels of one shape)."""
+    shape: tuple[int, ...]
+    classes: list[str]
+    parts: dict[str, Part]
+    about: str
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -108,23 +133,23 @@ class Packing:
 
     def run(self) -> PackedSet:
         """Pack or resume. Raises DataError if it fails, RecipeError for wrong options or folder."""
-        kind, shape = self._stored_as()
+        _ = self.stored_as  # raises before anything is written
         self._begin()
         with open(self.folder / UNDER_WAY, "rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RecipeError(f"{self.folder}: another pack writes there") from None
-            return self._pack(kind, shape)
+            return self._pack()
 
-    def _pack(self, kind: str, shape: tuple[int, ...]) -> PackedSet:
+    def _pack(self) -> PackedSet:
         parts = {}
         try:
             with ThreadPoolExecutor(self.threads, thread_name_prefix="pack") as pool:
                 try:
                     for name, part in self.source.parts.items():
                         jobs = [
-                            pool.submit(self._shard, name, number, part, samples, kind, shape)
+                            pool.submit(self._shard, f"{name}-{number:05d}.shard", part, samples)
                             for number, samples in enumerate(self._cut(part))
                         ]
                         parts[name] = tuple(job.result() for job in jobs)
@@ -134,9 +159,11 @@ class Packing:
                     raise
         except OSError as error:
             raise DataError(f"{self.folder}: {error.strerror}; what is there stays") from error
-        return self._finish(parts, kind, shape)
+        return self._finish(parts)
 
-    def _stored_as(self) -> tuple[str, tuple[int, ...]]:
+    @cached_property
+    def stored_as(self) -> tuple[str, tuple[int, ...]]:
+        """Kind and shape of the packed samples."""
         source, options = self.source, self.options
         if source.kind == "raw":
             if options.resize or options.quality or options.raw:
@@ -198,24 +225,16 @@ class Packing:
         except OSError as error:
             raise DataError(f"{self.folder}: {error.strerror}") from error
 
-    def _shard(
-        self,
-        name: str,
-        number: int,
-        part: Part,
-        samples: list[int],
-        kind: str,
-        shape: tuple[int, ...],
-    ) -> ShardInfo:
-        path = self.folder / f"{name}-{number:05d}.shard"
+    def _shard(self, name: str, part: Part, samples: list[int]) -> ShardInfo:
+        path = self.folder / name
         finished = self._already(path)
         if finished is None:
-            with ShardWriter(path, kind, shape) as writer:
+            with ShardWriter(path, *self.stored_as) as writer:
                 for sample in samples:
                     if self._ended.is_set():
                         raise DataError("ended")
                     try:
-                        content = self._stored(part.read(sample), kind, shape)
+                        content = self._stored(part.read(sample))
                     except BrokenSampleError as error:
                         writer.skipped.append(f"{part.names[sample]}: {error}")
                     else:
@@ -235,7 +254,8 @@ class Packing:
         index = read_index(lambda start, length: here.read(info, start, length), str(path), size)
         return ShardInfo(path.name, len(index), size, sha256_of(path)), index.skipped
 
-    def _stored(self, content: bytes, kind: str, shape: tuple[int, ...]) -> bytes:
+    def _stored(self, content: bytes) -> bytes:
+        kind, shape = self.stored_as
         if self.source.kind == "raw":
             self.seen.add(shape)
             return content
@@ -266,13 +286,10 @@ class Packing:
             raise BrokenSampleError(f"cannot be a JPEG: {error}") from error
         return encoded if turned == UPRIGHT else with_orientation(encoded, turned)
 
-    def _finish(
-        self, parts: dict[str, tuple[ShardInfo, ...]], kind: str, shape: tuple[int, ...]
-    ) -> PackedSet:
+    def _finish(self, parts: dict[str, tuple[ShardInfo, ...]]) -> PackedSet:
         broken = tuple(sorted(self.broken))
-        packed = PackedSet(
-            kind, shape, tuple(self.source.classes), parts, self.source.about, broken
-        )
+        classes, about = tuple(self.source.classes), self.source.about
+        packed = PackedSet(*self.stored_as, classes, parts, about, broken)
         for name in parts:
             if not packed.count(name):
                 broken_of_part = [line for line in broken if line.startswith(f"{name}/")] or broken

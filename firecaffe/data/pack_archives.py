@@ -14,7 +14,7 @@ from firecaffe.data.caffe_records import check_protobuf, parse_datum
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.image_folder import SUFFIXES, is_hidden, is_image, kind_of, notes_of
 from firecaffe.data.lmdb_file import FILE, LmdbFile
-from firecaffe.data.packing.part import MOST_CLASSES, Part, Source
+from firecaffe.data.pack_images import MOST_CLASSES, Part, Source
 from firecaffe.errors import DataError
 from firecaffe.files import DAMAGED, limited, open_regular
 

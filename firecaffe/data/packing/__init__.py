@@ -1,1 +1,0 @@
-"""Packing of images into shards: the sources, the packing, and its verification."""
