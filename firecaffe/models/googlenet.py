@@ -24,13 +24,35 @@ Differences from the paper:
 """
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.caffe import fillers
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
-from firecaffe.models.model import HeadedLogits
+
+AUX_WEIGHT = 0.3
+"""Source: section 5 of the paper, and `loss_weight: 0.3` in the file of BVLC Caffe."""
+
+
+class HeadedLogits(NamedTuple):
+    """Outputs with auxiliary heads in training, each (batch, num_classes); torchvision's order."""
+
+    logits: Tensor
+    aux2: Tensor
+    aux1: Tensor  # of the head nearest to the input
+
+
+def classification_loss(outputs: Tensor | HeadedLogits, labels_B: Tensor) -> Tensor:
+    """Return the mean cross entropy of the batch; auxiliary heads add AUX_WEIGHT times theirs."""
+    if not isinstance(outputs, HeadedLogits):
+        return F.cross_entropy(outputs, labels_B)
+    loss = F.cross_entropy(outputs.logits, labels_B)
+    for head in (outputs.aux2, outputs.aux1):
+        loss = loss + AUX_WEIGHT * F.cross_entropy(head, labels_B)
+    return loss
 
 
 def conv_block(

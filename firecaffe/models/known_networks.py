@@ -3,13 +3,15 @@
 No layer is among those whose backward torch lists as nondeterministic on CUDA.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.alexnet import alexnet, alexnet_owt, alexnet_ungrouped, caffenet
 from firecaffe.models.caffe_examples import cifar10_full, cifar10_quick, lenet, lenet_300_100
 from firecaffe.models.googlenet import googlenet, googlenet_bn, googlenet_small_bn
-from firecaffe.models.model import Model
 from firecaffe.models.nin import nin, nin_cifar, nin_small
 from firecaffe.models.resnet import resnet18, resnet50, resnet152
 from firecaffe.models.squeezenet import squeezenet1_0, squeezenet1_1
@@ -18,6 +20,24 @@ from firecaffe.value_checks import did_you_mean
 
 OURS = "firecaffe"
 """The source of networks that are published nowhere else."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One row of MODELS.
+
+    Args:
+        build: Called as `build(num_classes=..., in_channels=...)`. Returns an initialized network.
+        input_CHW: The crop that its authors train on: channels, rows and columns.
+        num_classes: The number of classes of the data set that it was made for.
+        source: Where it was published, as authors and year; or that it is firecaffe's own.
+    """
+
+    build: Callable[..., nn.Module]
+    input_CHW: tuple[int, int, int]
+    num_classes: int
+    source: str
+
 
 MODELS: dict[str, Model] = {
     "lenet": Model(lenet, (1, 28, 28), 10, "LeCun et al. 1998"),

@@ -1,26 +1,31 @@
-"""The network that a recipe names: a row of MODELS, or one that a user's function returns."""
+"""The network that a recipe names: a row of MODELS, or one that a user's function returns.
+
+Parameters that are not trained are frozen by patterns in the recipe, or by the network itself.
+"""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.generators import generators_kept
 from firecaffe.meta_kernels import on_meta
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.freeze import freeze
 from firecaffe.models.known_networks import MODELS, check_name, counts_of
 from firecaffe.models.low_rank import make_low_rank
+from firecaffe.models.weights import FirstWeights
 from firecaffe.user_code import (
     CAFFE,
     caffe_file,
@@ -215,3 +220,87 @@ def _installed(library: str) -> Any:
 def _unknown(library: str, name: str, known: list[str]) -> RecipeError:
     meant = did_you_mean(f"{library}:{name}", [f"{library}:{network}" for network in known])
     return RecipeError(f"{WORD}: {library} has no network called {name!r}{meant}")
+
+
+def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
+    """Exclude the parameters with such names from training.
+
+    A normalization layer whose parameters are all frozen stays in evaluation mode: its statistics
+    do not change. Raises RecipeError if a pattern matches nothing, or nothing is left to train.
+    """
+    named = dict(network.named_parameters())
+    for pattern in patterns:
+        matches = [name for name in named if fnmatchcase(name, pattern)]
+        if not matches:
+            raise RecipeError(
+                f"model.freeze has {pattern!r}, which no parameter of the network matches; they "
+                f"are called {', '.join(list(named)[:4])} …"
+            )
+        for name in matches:
+            named[name].requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in named.values()):
+        raise RecipeError(
+            f"model.freeze {list(patterns)} leaves none of the network's {len(named)} parameters "
+            "to train"
+        )
+    for layer in network.modules() if patterns else ():
+        parameters = list(layer.parameters(recurse=False))
+        if (
+            isinstance(layer, _NormBase)
+            and parameters
+            and not any(parameter.requires_grad for parameter in parameters)
+        ):
+            layer.eval()
+
+
+LOADS = ("pretrained", "weights")
+"""Arguments by which timm's and torchvision's functions load weights themselves."""
+
+
+@dataclass(frozen=True)
+class Frozen:
+    names: list[str]
+    of: int
+    """The number of the network's parameters, trained ones too."""
+    fresh: list[str]
+    """Names of parameters that are neither trained nor loaded."""
+
+    def notes(self, config: ModelConfig) -> list[str]:
+        if not config.freeze:
+            return []
+        notes = [f"model.freeze: {len(self.names)} of {self.of} parameters frozen"]
+        if self.fresh:
+            lacks = "has none that fits" if config.weights else "is empty"
+            notes.append(
+                f"warning: {len(self.fresh)} of {len(self.names)} frozen parameters stay as "
+                f"model.name made them and are never trained (the first: {self.fresh[0]}), for "
+                f"model.weights {lacks}"
+            )
+        return notes
+
+
+def frozen_of(
+    tied: Iterable[tuple[str, nn.Parameter]],
+    config: ModelConfig,
+    taken: FirstWeights | None,
+    is_resumed: bool = False,
+) -> Frozen:
+    """Count what is frozen. tied: the network's parameters under all their names.
+
+    taken: read from `model.weights`, if anything. is_resumed: whether all are a checkpoint's.
+    """
+    all_names = list(tied)
+    first_name: dict[nn.Parameter, str] = {}
+    for name, parameter in all_names:
+        first_name.setdefault(parameter, name)
+    named = {name: parameter for parameter, name in first_name.items()}
+    frozen = [name for name, parameter in named.items() if not parameter.requires_grad]
+    if is_resumed or (taken is None and any(config.args.get(word) for word in LOADS)):
+        fresh = []
+    elif taken is None:
+        fresh = frozen
+    else:  # a tied parameter has several names, of which the file may have one
+        lacking = {*taken.missing, *taken.reshaped}
+        ids = {id(parameter) for name, parameter in all_names if name in lacking}
+        fresh = [name for name in frozen if id(named[name]) in ids]
+    return Frozen(frozen, len(named), fresh)

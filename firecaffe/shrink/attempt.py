@@ -1,8 +1,11 @@
-"""One pass through a scheme's rounds to a file, and the evaluation of the decoded network."""
+"""The trained network, one pass through a scheme's rounds to a file, and how the decoded one does.
 
-from collections.abc import Callable, Iterator, Sequence
+The network may begin in lower rank. What a pass gives is decoded from its file and evaluated.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,15 +13,21 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import nn
 
 from firecaffe.cluster.world import World
 from firecaffe.compression.fcz import CODES, FileReport, write
-from firecaffe.compression.selected_layers import fold_normalization
+from firecaffe.compression.prune_and_share import fold_normalization
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.data import Data, Dataset, open_data
 from firecaffe.data.chosen_samples import SomeOfDataset
-from firecaffe.files import write_json
+from firecaffe.errors import RecipeError, RunError
+from firecaffe.files import write_json, written_aside
+from firecaffe.models.low_rank import chosen_ranks, low_rank_weights, rank_of
+from firecaffe.models.network import make_network
+from firecaffe.models.weights import load_weights
+from firecaffe.recipe.recorded_recipe import RECIPE
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import LOSS, Measure
 from firecaffe.runs.run_folder import read_run_file
@@ -26,13 +35,89 @@ from firecaffe.shrink.layer_sizes import Choice
 from firecaffe.shrink.pruning_rounds import rounds_of
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.tasks import Task
+from firecaffe.training.checkpoint import BEST
 from firecaffe.training.coded import describe, tensors_of
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluation import evaluate
+from firecaffe.training.first_weights import find_weights
 from firecaffe.training.forward import arithmetic
-from firecaffe.training.given_parts import task_for
-from firecaffe.training.load import Trained, load_run
+from firecaffe.training.given_parts import counts_of, task_for
+from firecaffe.training.load import Trained, load_run, run_of
 from firecaffe.training.trial import Trial, run_trials
+
+LOW_RANK_FILE = "0-low_rank.safetensors"
+
+
+def trained_network(recipe: Recipe, data: Data) -> nn.Module:
+    """Load the trained network. Raises RecipeError if a weight is missing or does not fit."""
+    network = make_network(recipe.model, *counts_of(data.train)).eval()
+    loaded = load_weights(network, find_weights(recipe.model.weights)[0])
+    if loaded.missing or loaded.reshaped:
+        raise RecipeError(f"{loaded.line}; expected all to fit")
+    return network
+
+
+def ranks_of(scheme: Scheme, network: nn.Module) -> Mapping[str, int]:
+    """Return the rank of each layer that shrinks if split in two. Raises RecipeError."""
+    if "rank" in scheme.low_rank:
+        return chosen_ranks(network, scheme.low_rank["rank"])
+    ranks: dict[str, int] = {}
+    for pattern, energy in scheme.low_rank.get("energy", {}).items():
+        for layer in chosen_ranks(network, {pattern: 1}):
+            weight = network.get_parameter(f"{layer}.weight")
+            rank = rank_of(weight, energy)
+            outputs, inputs = weight.flatten(1).shape
+            ranks.pop(layer, None)
+            if rank * (outputs + inputs) < outputs * inputs:
+                ranks[layer] = rank
+    return ranks
+
+
+def with_ranks(recipe: Recipe, ranks: Mapping[str, int], weights: str) -> Recipe:
+    """Return the recipe of the network in lower rank. Raises RecipeError if it has some already."""
+    if not ranks:
+        return recipe
+    if recipe.model.low_rank:
+        raise RecipeError(
+            "low_rank: the network has model.low_rank already; leave the scheme's out"
+        )
+    return replace(recipe, model=replace(recipe.model, low_rank=dict(ranks), weights=weights))
+
+
+def write_start(network: nn.Module, ranks: Mapping[str, int], folder: Path) -> str:
+    """Decompose a network's layers, write the weights, and return their file."""
+    weights = low_rank_weights(network.state_dict(), ranks)
+    path = folder / LOW_RANK_FILE
+    with written_aside(path) as aside:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, aside)
+    return str(path)
+
+
+def recipe_of_run(where: Path, recipe: Recipe, best: bool) -> Recipe:
+    """Return a finished run's recipe with its weights. Raises RunError, RecipeError.
+
+    `where` is the run's folder, a checkpoint in it, or a file of weights there.
+    """
+    folder = run_of(where)
+    if folder is None:
+        raise RunError(f"{where}: no {RECIPE}; this is no run folder")
+    if not (folder / "result.json").is_file():
+        raise RunError(
+            f"{folder}: has not finished; firecaffe train {folder / RECIPE} --resume {folder}"
+        )
+    if best and where != folder:
+        raise RecipeError(f"--best is asked of a run's folder; {where} is one checkpoint of it")
+    weights = folder / "checkpoints" / BEST if best else where
+    return replace(recipe, model=replace(recipe.model, weights=str(weights)))
+
+
+def check_weights(recipe: Recipe, file: Path) -> None:
+    if not recipe.model.weights:
+        raise RecipeError(
+            f"{file}: model.weights is empty; compress takes a finished run, or a recipe whose "
+            "model.weights are those of a trained network"
+        )
+
 
 MOST_TRIED = 2000
 """The most held-out samples on which layers are tried, one by one and at many levels."""

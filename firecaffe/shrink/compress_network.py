@@ -35,17 +35,20 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import Measure
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.schema import Count, Real, read_file
-from firecaffe.shrink.attempt import AttemptMaker, AttemptResult, Evaluator, Worth, judging
-from firecaffe.shrink.layer_sizes import LayerSensitivity, choose, layers_of, measure_layers
-from firecaffe.shrink.pruning_rounds import Attempt, best_of, next_aim, rounds_of
-from firecaffe.shrink.scheme import Scheme
-from firecaffe.shrink.start_network import (
-    Target,
+from firecaffe.shrink.attempt import (
+    AttemptMaker,
+    AttemptResult,
+    Evaluator,
+    Worth,
+    judging,
     ranks_of,
     trained_network,
     with_ranks,
     write_start,
 )
+from firecaffe.shrink.layer_sizes import LayerSensitivity, choose, layers_of, measure_layers
+from firecaffe.shrink.pruning_rounds import Attempt, Target, best_of, next_aim, rounds_of
+from firecaffe.shrink.scheme import Scheme
 from firecaffe.training.checks import preflight
 from firecaffe.training.load import find_weights
 from firecaffe.training.trial import LOCK, working_in

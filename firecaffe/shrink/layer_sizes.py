@@ -19,9 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.compression.config import MOST_BITS, PruneConfig
-from firecaffe.compression.prune_and_share import count_of, largest
+from firecaffe.compression.prune_and_share import BIAS, count_of, largest, pruned_weights
 from firecaffe.compression.prune_and_share import share as share_values
-from firecaffe.compression.selected_layers import BIAS, pruned_weights
 
 KEEPS = (0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.055, 0.035, 0.025, 0.015, 0.01, 0.006, 0.004)
 

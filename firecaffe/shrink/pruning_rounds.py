@@ -5,21 +5,21 @@ finished attempts only, so a restarted search asks for the same sizes and finds 
 Attempts are judged only on held-out training samples.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from firecaffe.compression.config import PruneConfig, ShareConfig
-from firecaffe.compression.selected_layers import BIAS
+from firecaffe.compression.prune_and_share import BIAS
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.shrink.layer_sizes import Choice, LayerChoice
 from firecaffe.shrink.scheme import Scheme, SchemeRound, Words
-from firecaffe.shrink.start_network import Target
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial
 
@@ -152,6 +152,48 @@ def _meant(
 
 def _without(settings: Mapping[str, Any], word: str) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != word}
+
+
+UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+EXPECTED = "expected a ratio (40x), a size (27KB) or the accuracy that may be lost (0.1points)"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target of a compression: a ratio, a size, or the points that may be lost."""
+
+    word: str
+    kind: Literal["ratio", "bytes", "points"]
+    value: float
+
+    @property
+    def is_of_size(self) -> bool:
+        return self.kind != "points"
+
+    def most_bytes(self, weights: int) -> float:
+        """Return the requested size for a network of so many weights."""
+        return self.value if self.kind == "bytes" else weights * BYTES_PER_WEIGHT / self.value
+
+
+def parse_target(word: str) -> Target:
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]+)\s*", word)
+    if match is None:
+        raise RecipeError(f"--target is {word!r}; {EXPECTED}")
+    value, unit = float(match[1]), match[2].upper()
+    if not isfinite(value):
+        raise RecipeError(f"--target is {word:.20}…, which is too large a number; {EXPECTED}")
+    if unit == "X":
+        if value <= 1:
+            raise RecipeError(f"--target is {word}; a ratio must be more than 1")
+        return Target(word, "ratio", value)
+    if unit in ("POINT", "POINTS"):
+        return Target(word, "points", value)
+    if unit not in UNITS:
+        raise RecipeError(f"--target is {word!r}, in an unknown unit; {EXPECTED}")
+    if value * UNITS[unit] < 1:
+        raise RecipeError(f"--target is {word}; a size must be at least one byte")
+    return Target(word, "bytes", value * UNITS[unit])
 
 
 MOST_ATTEMPTS_OF_SIZE = 3

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.compression.fcz import CODES
-from firecaffe.compression.selected_layers import BIAS
+from firecaffe.compression.prune_and_share import BIAS
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.schema import parse_toml, read_file

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from firecaffe.errors import RecipeError
-from firecaffe.models.model import AUX_WEIGHT
+from firecaffe.models.googlenet import AUX_WEIGHT
 from firecaffe.tasks.config import TaskConfig
 from firecaffe.tasks.metrics import EXACT, PLACES, chosen, count_correct
 from firecaffe.tasks.outputs import own_loss, part_of, prediction_of

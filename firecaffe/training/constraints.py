@@ -26,6 +26,7 @@ from firecaffe.compression.config import (
     ShareConfig,
 )
 from firecaffe.compression.prune_and_share import (
+    BIAS,
     above,
     above_with_hold,
     adaptive,
@@ -33,11 +34,12 @@ from firecaffe.compression.prune_and_share import (
     kept_share,
     largest,
     largest_of_all,
+    pruned_weights,
     share,
+    shared_weights,
     threshold_of,
     with_hold,
 )
-from firecaffe.compression.selected_layers import BIAS, pruned_weights, shared_weights
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.forward import key_of

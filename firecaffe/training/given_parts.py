@@ -36,14 +36,13 @@ from firecaffe.errors import DataError, RecipeError
 from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.inventory.network_state import check_state
 from firecaffe.models.extra_state import hold_extra_state
-from firecaffe.models.freeze import freeze
 from firecaffe.models.low_rank import make_low_rank
-from firecaffe.models.network import check_made, make_network
+from firecaffe.models.network import check_made, freeze, make_network
 from firecaffe.recipe.sections import Recipe
 from firecaffe.schema import read_file
 from firecaffe.tasks import Loss, Task, TaskConfig, task_of
 from firecaffe.tasks.known_tasks import check_own_task
-from firecaffe.tasks.over_samples import over_samples
+from firecaffe.tasks.task import over_samples
 from firecaffe.training.forward import lay_out, seed_random
 from firecaffe.training.parallel.mesh import check_is_whole
 from firecaffe.user_code import shown

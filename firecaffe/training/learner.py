@@ -22,8 +22,7 @@ from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.inventory.findings import Inventory
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.freeze import Frozen, frozen_of
-from firecaffe.models.network import maker_of
+from firecaffe.models.network import Frozen, frozen_of, maker_of
 from firecaffe.models.weights import FirstWeights, outline_of
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe

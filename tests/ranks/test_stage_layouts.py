@@ -27,7 +27,7 @@ from firecaffe import (
     SolverConfig,
     TrainConfig,
 )
-from firecaffe.models.model import HeadedLogits
+from firecaffe.models.googlenet import HeadedLogits
 from tests.kit.worlds import Trained, Training, changed, checkpoint_of, end
 from tests.world import Ranks
 

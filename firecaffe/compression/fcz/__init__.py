@@ -1,7 +1,13 @@
 """A network in one small file: exact, deterministic, safe to decode; see docs/reference/fcz.md."""
 
-from firecaffe.compression.fcz.network_file import CODES, Opened, read, write
-from firecaffe.compression.fcz.report import FileReport, TensorReport
+from firecaffe.compression.fcz.network_file import (
+    CODES,
+    FileReport,
+    Opened,
+    TensorReport,
+    read,
+    write,
+)
 from firecaffe.compression.fcz.sequence import How
 
 __all__ = ["CODES", "FileReport", "How", "Opened", "TensorReport", "read", "write"]

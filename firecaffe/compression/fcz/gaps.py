@@ -11,8 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.compression.fcz.format import BlockReader, BlockWriter, DamagedError, Symbols
-from firecaffe.compression.fcz.report import entropy_bytes
-from firecaffe.compression.fcz.sequence import How, code_lengths, read_sequence, write_sequence
+from firecaffe.compression.fcz.sequence import (
+    How,
+    code_lengths,
+    entropy_bytes,
+    read_sequence,
+    write_sequence,
+)
 
 MOST_BITS = 15
 TABLED = 1 << 16

@@ -1,4 +1,4 @@
-"""Reads and writes a network in a .fcz file.
+"""Reads and writes a network in a .fcz file, with a report of the use of its bytes.
 
 A file may be malicious, so it is checked before memory is allocated: the header's length is
 limited, its checksum is verified first, and the decoded size must be plausible and allowed.
@@ -7,6 +7,8 @@ limited, its checksum is verified first, and the decoded size must be plausible 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from math import log2
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
@@ -35,14 +37,58 @@ from firecaffe.compression.fcz.format import (
 )
 from firecaffe.compression.fcz.gaps import bits_of_gaps, read_gaps, write_gaps
 from firecaffe.compression.fcz.mask import TRIED, View, cheapest_view, read_mask, write_mask
-from firecaffe.compression.fcz.report import FileReport, TensorReport, entropy_bytes
-from firecaffe.compression.fcz.sequence import How
+from firecaffe.compression.fcz.sequence import How, entropy_bytes
 from firecaffe.compression.fcz.values import KeptValues, read_values, write_values
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.files import open_regular, written_aside
 
 SCANNED = 1 << 13
 """Elements that are searched together for kept ones."""
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """One tensor's part of a file. Sizes are fractions of bytes, because all share one coder."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size: int
+    kept: int
+    """The number of elements whose bits are not 0."""
+    distinct: int
+    """Distinct values of the kept elements; 0 if they are too many for a codebook."""
+    mask_bytes: float
+    codebook_bytes: float
+    symbol_bytes: float
+    """Bytes for the indices into the codebook, or for the values themselves."""
+    floor_bytes: float
+    """The codebook and the entropy of mask and values; those with a structure may take less."""
+
+    @property
+    def num_bytes(self) -> float:
+        return self.mask_bytes + self.codebook_bytes + self.symbol_bytes
+
+    @property
+    def bits(self) -> float:
+        """The bits of an index if all values are equally frequent; 0 without a codebook."""
+        return log2(self.distinct) if self.distinct else 0.0
+
+
+@dataclass(frozen=True)
+class FileReport:
+    num_bytes: int
+    header_bytes: int
+    tensors: Sequence[TensorReport]
+
+    @property
+    def raw_bytes(self) -> int:
+        """The size of the tensors without any coding."""
+        return sum(tensor.size * np.dtype(tensor.dtype).itemsize for tensor in self.tensors)
+
+    @property
+    def ratio(self) -> float:
+        return self.raw_bytes / self.num_bytes
 
 
 class Opened:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 from itertools import chain
 from math import lgamma, log, log2
-from typing import Literal
+from typing import Any, Literal
 
 import constriction
 import numpy as np
@@ -69,6 +69,12 @@ def _limited(counts: Ints, used: Ints) -> Ints:
         packages = sorted([*coins, *((a[0] + b[0], a[1] + b[1]) for a, b in pairs)])
     taken = chain.from_iterable(symbols for _, symbols in packages[: 2 * len(used) - 2])
     return np.bincount(np.fromiter(taken, np.int64), minlength=len(counts))
+
+
+def entropy_bytes(counts: NDArray[Any]) -> float:
+    counts = counts[counts > 0]
+    total = counts.sum()
+    return float((counts * np.log2(total / counts)).sum()) / 8 if len(counts) else 0.0
 
 
 class Code:

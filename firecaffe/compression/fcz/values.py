@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from firecaffe.compression.fcz.format import BlockReader, BlockWriter, DamagedError, Patterns
 from firecaffe.compression.fcz.mask import neighbors
-from firecaffe.compression.fcz.report import entropy_bytes
-from firecaffe.compression.fcz.sequence import How, read_sequence, write_sequence
+from firecaffe.compression.fcz.sequence import How, entropy_bytes, read_sequence, write_sequence
 
 CONTEXTS = 3
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.compression.selected_layers import fold_normalization
+from firecaffe.compression.prune_and_share import fold_normalization
 
 
 def test_outputs_agree_to_rounding_and_folding_twice_changes_nothing() -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from firecaffe.cli.take_in import get_data as data_get
 from firecaffe.data import published
-from firecaffe.data.get import get
-from firecaffe.data.published import DEBIAN, FILES, FOLDER, PUBLISHED, Mirror
+from firecaffe.data.published import DEBIAN, FILES, FOLDER, PUBLISHED, Mirror, get
 from firecaffe.data.published_formats import open_idx
 from firecaffe.errors import DataError, RecipeError
 

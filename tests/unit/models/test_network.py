@@ -15,8 +15,7 @@ from firecaffe.errors import CheckpointError, OwnCodeError, RecipeError
 from firecaffe.inventory.network_state import EXTRA_STATE_BYTES
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.extra_state import hold_extra_state, let_go_of_extra_state
-from firecaffe.models.freeze import freeze
-from firecaffe.models.network import make_network, maker_of, with_outline
+from firecaffe.models.network import freeze, make_network, maker_of, with_outline
 from tests.kit.models_refused import refused
 from tests.kit.training_fixtures import Patch
 from tests.unit.models.own_nets import PLACE, Net, Reads

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
+from firecaffe.models.googlenet import classification_loss
 from firecaffe.models.known_networks import MODELS, build_model
-from firecaffe.models.model import classification_loss
 from firecaffe.parallel.passed import pack, tensors_in
 from firecaffe.parallel.stages import cut_stages
 from tests.kit.training_modules import Composed

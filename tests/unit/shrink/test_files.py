@@ -12,7 +12,7 @@ from firecaffe.compression.fcz import read
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.sections import Recipe
-from firecaffe.shrink.attempt import write_network
+from firecaffe.shrink.attempt import ranks_of, with_ranks, write_network, write_start
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.shrink.start_network import ranks_of, with_ranks, write_start
 from firecaffe.training.given_parts import NOTHING

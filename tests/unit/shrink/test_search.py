@@ -12,8 +12,8 @@ from firecaffe.shrink.pruning_rounds import (
     Attempt,
     best_of,
     next_aim,
+    parse_target,
 )
-from firecaffe.shrink.start_network import parse_target
 
 UNITS: dict[str, dict[str, float]] = {
     "ratio": {"40x": 40, "1.5X": 1.5},

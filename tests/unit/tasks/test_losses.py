@@ -11,7 +11,7 @@ from torch.nn.functional import log_softmax
 from firecaffe.errors import RecipeError
 from firecaffe.models import HeadedLogits, classification_loss
 from firecaffe.tasks import CLASSIFICATION, TaskConfig, task_of
-from firecaffe.tasks.over_samples import over_samples
+from firecaffe.tasks.task import over_samples
 from tests.kit.models_refused import refused
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from firecaffe import ModelConfig, PruneConfig, Recipe, ShareConfig, SolverConfig
 from firecaffe.errors import RecipeError
-from firecaffe.models.freeze import freeze
+from firecaffe.models.network import freeze
 from firecaffe.solvers.config import BY_ELEMENT
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer, set_rate
 from firecaffe.training.constraints import Sharing, make_constraints

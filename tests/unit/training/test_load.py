@@ -15,8 +15,8 @@ import firecaffe
 from firecaffe import ModelConfig, Result
 from firecaffe.cluster.agree import digest
 from firecaffe.errors import CheckpointError, FirecaffeError, RecipeError, RunError
-from firecaffe.models.freeze import Frozen, freeze, frozen_of
 from firecaffe.models.low_rank import low_rank_weights
+from firecaffe.models.network import Frozen, freeze, frozen_of
 from firecaffe.models.weights import load_weights
 from firecaffe.training.load import find_weights
 from tests.kit.training import recipe_in, record_of

@@ -9,8 +9,7 @@ import pytest
 from firecaffe.compression.fcz import CODES, write
 from firecaffe.compression.fcz.format import DICTIONARY, DTYPES
 from firecaffe.compression.fcz.mask import FACTORS, cheapest_view
-from firecaffe.compression.fcz.report import entropy_bytes
-from firecaffe.compression.fcz.sequence import How
+from firecaffe.compression.fcz.sequence import How, entropy_bytes
 from tests.unit.compression.fcz import by_the_page
 from tests.unit.compression.fcz.made import NETWORK, Tensors, bytes_of, pruned, small, smooth
 
