@@ -59,37 +59,25 @@ def assemble(
         reserved: The class whose attribute names no module may have.
         others: The same net in another phase. Layers that are in both share one module.
     """
-    assembled = Assembled()
-    before = others or Assembled()
+    assembled, before = Assembled(), others or Assembled()
+    earlier = {id(call.step.layer): call.module for call in before.calls}
     values = _sources(graph, given)
     with without_compiler():
-        _add(assembled, graph, values, phase, reserved, before)
+        for step in graph.steps:
+            bottoms = [values[blob] for blob in step.bottoms]
+            name = earlier.get(id(step.layer))
+            if name is None:
+                name = _module_name(step.name, reserved, before.modules | assembled.modules)
+                module = _make(step, bottoms, phase)
+            else:
+                module = before.modules[name]
+            assembled.modules[name] = module
+            flattens = type(module) is nn.Linear and bottoms[0].dim() > 2
+            call = Call(step, name, flattens, _detached(step))
+            values.update(_outline(call, module, bottoms))
+            assembled.calls.append(call)
     assembled.shapes = {blob: tuple(value.shape) for blob, value in values.items()}
     return assembled
-
-
-def _add(
-    assembled: Assembled,
-    graph: Graph,
-    values: dict[str, Tensor],
-    phase: str,
-    reserved: type[nn.Module],
-    before: Assembled,
-) -> None:
-    made = {id(earlier.step.layer): earlier.module for earlier in before.calls}
-    for step in graph.steps:
-        bottoms = [values[blob] for blob in step.bottoms]
-        name = made.get(id(step.layer))
-        if name is None:
-            name = _module_name(step.name, reserved, {**before.modules, **assembled.modules})
-            assembled.modules[name] = _make(step, bottoms, phase)
-        else:
-            assembled.modules[name] = before.modules[name]
-        module = assembled.modules[name]
-        flattens = type(module) is nn.Linear and bottoms[0].dim() > 2
-        call = Call(step, name, flattens, _detached(step))
-        values.update(_outline(call, module, bottoms))
-        assembled.calls.append(call)
 
 
 def run(

@@ -103,10 +103,6 @@ def filler(message: Message, default: float = 0.0) -> Fill:
     return FILLERS[kind](message)
 
 
-def _uniform_of(message: Message) -> Fill:
-    return uniform(message.number("min", 0.0), message.number("max", 1.0))
-
-
 def _gaussian_of(message: Message) -> Fill:
     return gaussian(
         message.number("std", 1.0), message.number("mean", 0.0), message.integer("sparse", -1)
@@ -133,7 +129,7 @@ WORDS = ("value", "min", "max", "mean", "std", "sparse", "variance_norm")
 
 FILLERS: dict[str, Callable[[Message], Fill]] = {
     "constant": lambda message: constant(message.number("value", 0.0)),
-    "uniform": _uniform_of,
+    "uniform": lambda message: uniform(message.number("min", 0.0), message.number("max", 1.0)),
     "gaussian": _gaussian_of,
     "xavier": partial(_by_fan, xavier),
     "msra": partial(_by_fan, msra),

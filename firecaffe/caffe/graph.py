@@ -161,10 +161,6 @@ def _labelled(name: str) -> Callable[[Message], list[Shape | None]]:
     return shapes
 
 
-def _annotated(layer: Message) -> list[Shape | None]:
-    return [_image_shape(layer, "data_param"), (1, 1, 1, LABELS_AXES)]
-
-
 def _memory(layer: Message) -> list[Shape | None]:
     param = layer.message("memory_data_param")
     names = ("batch_size", "channels", "height", "width")
@@ -176,10 +172,6 @@ def _said_shapes(layer: Message, name: str) -> list[Shape | None]:
     return [tuple(message.integers("dim")) for message in layer.message(name).messages("shape")]
 
 
-def _input(layer: Message) -> list[Shape | None]:
-    return _said_shapes(layer, "input_param")
-
-
 def _dummy(layer: Message) -> list[Shape | None]:
     param = layer.message("dummy_data_param")
     sizes = [param.integers(word) for word in ("num", "channels", "height", "width")]
@@ -187,17 +179,13 @@ def _dummy(layer: Message) -> list[Shape | None]:
     return _said_shapes(layer, "dummy_data_param") or [tuple(shape) for shape in old]
 
 
-def _unknown(layer: Message) -> list[Shape | None]:
-    return []
-
-
 SOURCES: dict[str, Callable[[Message], list[Shape | None]]] = {
-    "AnnotatedData": _annotated,
+    "AnnotatedData": lambda layer: [_image_shape(layer, "data_param"), (1, 1, 1, LABELS_AXES)],
     "Data": _labelled("data_param"),
     "DummyData": _dummy,
-    "HDF5Data": _unknown,
+    "HDF5Data": lambda layer: [],
     "ImageData": _labelled("image_data_param"),
-    "Input": _input,
+    "Input": lambda layer: _said_shapes(layer, "input_param"),
     "MemoryData": _memory,
     "WindowData": _labelled("window_data_param"),
 }
@@ -206,7 +194,8 @@ SOURCES: dict[str, Callable[[Message], list[Shape | None]]] = {
 def shapes_of(layer: Message) -> list[Shape | None]:
     """Return the shape of each top of a data layer; None if the file does not say it."""
     tops = layer.texts("top")
-    shapes = SOURCES.get(layer.text("type"), _unknown)(layer)
+    kind = layer.text("type")
+    shapes = SOURCES[kind](layer) if kind in SOURCES else []
     if len(shapes) == 1:  # one shape for all tops
         shapes = shapes * len(tops)
     return [*shapes, *[None] * len(tops)][: len(tops)]

@@ -70,14 +70,11 @@ def judged(graph: Graph) -> Judged:
         theirs.update(step.tops)
         judges.append(step)
     softmax = None
-    if not judges and network and _is_last_softmax(network[-1], graph):
+    ends_in_softmax = bool(network) and network[-1].type == "Softmax"
+    if not judges and ends_in_softmax and graph.outputs == network[-1].tops:
         softmax = network.pop()
         blobs = dict.fromkeys(softmax.bottoms)
     return Judged((*network,), (*judges,), (*blobs,), targets, softmax)
-
-
-def _is_last_softmax(step: GraphStep, graph: Graph) -> bool:
-    return step.type == "Softmax" and (*graph.outputs,) == (*step.tops,)
 
 
 Blobs = Mapping[str, Tensor]

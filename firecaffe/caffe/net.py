@@ -14,7 +14,7 @@ from firecaffe.caffe.binary import Array
 from firecaffe.caffe.graph import layers_of, read_graph
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.spec import Kind, Shape, shown
-from firecaffe.caffe.message import CaffeError, Message
+from firecaffe.caffe.message import Message
 from firecaffe.caffe.upgrade import current
 
 
@@ -150,14 +150,10 @@ def _check_fits(
     shapes = [tensor.shape for tensor in tensors.values()], [blob.shape for blob in stored]
     if list(map(_without_ones, shapes[0])) != list(map(_without_ones, shapes[1])):
         expected, given = (", ".join(map(shown, shape)) or "none" for shape in shapes)
-        raise _unfit(call, f"blobs of {given}; the layer has {expected}")
-
-
-def _unfit(call: Call, what: str) -> CaffeError:
-    return call.step.layer.error(
-        f"the weights of {call.step.type} {call.step.name!r} are {what}; a layer that is to start "
-        "afresh needs another name"
-    )
+        raise call.step.layer.error(
+            f"the weights of {call.step.type} {call.step.name!r} are blobs of {given}; the layer "
+            f"has {expected}; a layer that is to start afresh needs another name"
+        )
 
 
 def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:

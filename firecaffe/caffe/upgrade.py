@@ -60,12 +60,7 @@ V0_TYPES = {
         {**SOURCE, **{f"det_{name}": name for name in DETECTION}},
     ),
 }
-V0_TRANSFORM = {
-    "scale": "scale",
-    "meanfile": "mean_file",
-    "cropsize": "crop_size",
-    "mirror": "mirror",
-}
+V0_TRANSFORM = {"meanfile": "mean_file", "cropsize": "crop_size", **_same("scale", "mirror")}
 
 
 def in_v1(net: Message, layers: Sequence[Message]) -> list[Message]:

@@ -299,7 +299,8 @@ class BatchesAhead:
         batches = self.batches
         batch_bytes = batches.order.micro_batch_size * sample_bytes(batches.dataset)
         self._next = self._places()
-        self._made = ahead(self._calls(), batches.dataset, batch_bytes)
+        calls = (partial(self._host_batch, *place) for place in self._places())
+        self._made = ahead(calls, batches.dataset, batch_bytes)
 
     def go_on(self, leaves: Sequence[int], step: int) -> None:
         """Continue with other leaves from `step` on. Waiting batches are dropped."""
@@ -316,9 +317,6 @@ class BatchesAhead:
         return (
             (step, leaf) for step in range(self.first_step, self.last_step) for leaf in self.leaves
         )
-
-    def _calls(self) -> Iterator[Callable[[], tuple[Batch, bool]]]:
-        return (partial(self._host_batch, *place) for place in self._places())
 
     # Returns the batch, and whether it differed when it was requested again. It runs in one of
     # several threads, so `train_batch` reports this.

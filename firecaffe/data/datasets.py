@@ -92,13 +92,14 @@ def open_data(config: DataConfig) -> Data:
     Raises RecipeError if there is none of that name or the image settings do not fit its images,
     and DataError if its files are missing, damaged or of another kind.
     """
+    open_parts: Callable[[DataConfig], DataParts]
     if is_caffe(config.name):
-        check_words(config)
-        return divide(open_caffe(config), config)
-    if is_reference(config.name):
-        check_words(config)
-        return divide(open_by_name(config), config)
-    if config.name not in DATASETS:
+        open_parts = open_caffe
+    elif is_reference(config.name):
+        open_parts = open_by_name
+    elif config.name in DATASETS:
+        open_parts = DATASETS[config.name]
+    else:
         if config.name == GIVEN:
             raise RecipeError(
                 f"data.name is {config.name!r}: no recipe names them, a script gives them; run "
@@ -110,7 +111,7 @@ def open_data(config: DataConfig) -> Data:
             f"{did_you_mean(config.name, DATASETS)}"
         )
     check_words(config)
-    return divide(DATASETS[config.name](config), config)
+    return divide(open_parts(config), config)
 
 
 TEST_ALONE: dict[str, Callable[[DataConfig], TestPart | None]] = {

@@ -49,7 +49,8 @@ def check_own(name: str, dataset: Any) -> Dataset:
     """
     if isinstance(dataset, TensorDataset | DecodedSet | RawPart):
         return dataset
-    if isinstance(dataset, tuple | list) and len(dataset) == 2 and _are_tensors(dataset):
+    is_pair = isinstance(dataset, tuple | list) and len(dataset) == 2
+    if is_pair and all(isinstance(leaf, Tensor) for leaf in tree_leaves(tuple(dataset))):
         return TensorDataset(*dataset)
     kind = _kind(dataset)
     if kind:
@@ -66,10 +67,6 @@ def check_own(name: str, dataset: Any) -> Dataset:
     if length == 0:
         raise DataError(f"{name} holds no sample")
     return CheckedSet(name, given)
-
-
-def _are_tensors(pair: Sequence[Any]) -> bool:
-    return all(isinstance(leaf, Tensor) for leaf in tree_leaves(tuple(pair)))
 
 
 def _kind(dataset: Any) -> str:

@@ -18,6 +18,7 @@ import tarfile
 import tempfile
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -251,7 +252,8 @@ def get(name: str, destination: Path, report: Callable[[str], None]) -> Path:
     Raises DataError, which lists these, if no mirror has the files.
     """
     data = PUBLISHED[name]
-    if _is_right(data, destination):
+    with suppress(DataError):
+        _check(data, destination)
         report(f"{destination}: already there and complete")
         return destination
     tried = []
@@ -281,14 +283,6 @@ def _check(data: Published, folder: Path) -> None:
             raise DataError(
                 f"{folder / name}: content has sha256 {digest}, expected {expected} as published"
             )
-
-
-def _is_right(data: Published, folder: Path) -> bool:
-    try:
-        _check(data, folder)
-    except DataError:
-        return False
-    return True
 
 
 def _install(data: Published, source: Path, destination: Path) -> None:

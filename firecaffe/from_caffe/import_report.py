@@ -37,12 +37,6 @@ class Report:
     def lacks(self, message: Message, name: str, what: str) -> None:
         self.left_out.append(_note(message, name, what))
 
-    def lacks_as(self, error: CaffeError) -> None:
-        self.left_out.append(_note_of(error))
-
-    def needs_as(self, error: CaffeError) -> None:
-        self.needed.append(_note_of(error))
-
     def did_not_read(self, message: Message, line: int, name: str) -> None:
         place = f"{message.where}:{line}" if line else message.where
         self.left_out.append(Note(place, f"{name} is not understood"))
@@ -78,6 +72,6 @@ def _note(message: Message, name: str, what: str) -> Note:
     return Note(f"{message.where}:{line}" if line else message.where, what)
 
 
-def _note_of(error: CaffeError) -> Note:
+def note_of(error: CaffeError) -> Note:
     match = re.match(r"(.*?:\d+): (.*)", str(error))
     return Note(match[1], match[2]) if match else Note("", str(error))

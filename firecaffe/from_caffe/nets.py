@@ -22,7 +22,7 @@ from firecaffe.data.caffe_layers import CONVERT, OF_A_PROGRAM, data_layers
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Layout
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.from_caffe.import_report import Note, Report
+from firecaffe.from_caffe.import_report import Note, Report, note_of
 from firecaffe.from_caffe.solver import SolverStages
 from firecaffe.user_code import CAFFE
 
@@ -286,10 +286,10 @@ def _can_read(sources: Sequence[Message], report: Report, unread: list[str]) -> 
     except CaffeError as error:
         kinds = {source.text("type") for source in sources}
         if not kinds.issubset(OF_A_PROGRAM):
-            report.lacks_as(error)
+            report.left_out.append(note_of(error))
             unread.append(str(error))
         elif kinds != {"Input"}:
-            report.needs_as(error)
+            report.needed.append(note_of(error))
         return False
     for layer in layers:
         if layer.backend != "LMDB":

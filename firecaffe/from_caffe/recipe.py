@@ -115,7 +115,7 @@ class _Net:
 
 
 def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -> _Net:
-    report.changed += [Note(*_place_of(line)) for line in file.upgrades]
+    report.changed += [Note(*line.split(": ", 1)) for line in file.upgrades]
     phases = both_phases(file.net, LAYERS)
     for phase, layers in phases.items():
         if layers != layers_of(file.net, phase):
@@ -130,11 +130,6 @@ def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -
     report.understood.append(Note(str(file.path), what))
     _say_multipliers(file, described, report)
     return _Net(file, phases, samples, described)
-
-
-def _place_of(line: str) -> tuple[str, str]:
-    place, _, what = line.partition(": ")
-    return place, what
 
 
 def _say_multipliers(file: NetFile, described: Described, report: Report) -> None:

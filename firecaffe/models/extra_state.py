@@ -41,25 +41,19 @@ class ExtraState:
             module.register_buffer(EXTRA_STATE_BYTES, bytes_N)
             self._store(name, content)
         self._hooks = (
-            network.register_forward_pre_hook(self._before_forward),
-            network.register_forward_hook(self._after_forward),
+            network.register_forward_pre_hook(self.to_modules),
+            network.register_forward_hook(self.from_modules),
         )
 
-    # Methods, so that a copy of the network has hooks bound to a copy of this object.
-    def _before_forward(self, *_: Any) -> None:
-        self.to_modules()
-
-    def _after_forward(self, *_: Any) -> None:
-        self.from_modules()
-
-    def to_modules(self) -> None:
+    # Both are methods, so that a copy of the network has hooks bound to a copy of this object.
+    def to_modules(self, *_: Any) -> None:
         for name, module in self._named.items():
             content = _content_of(getattr(module, EXTRA_STATE_BYTES), name)
             if content != self._lies_in[name]:
                 module.set_extra_state(_decoded(content, name))
                 self._lies_in[name] = content
 
-    def from_modules(self) -> None:
+    def from_modules(self, *_: Any) -> None:
         for name in self._named:
             content = self._content(name)
             if content != self._lies_in[name]:

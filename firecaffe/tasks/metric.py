@@ -227,8 +227,10 @@ def add_batch(
     for name, metric in metrics.items():
         for state, tensor in _of_batch(name, metric, outputs, targets).items():
             reduction = metric.reductions[state]
-            tensor = _exact(tensor) if reduction == "sum" else tensor
-            if _keeps_order(tensor, reduction):
+            is_float = tensor.is_floating_point()
+            if reduction == "sum":
+                tensor = tensor.to(torch.float64 if is_float else torch.int64)
+            if reduction == "cat" or (reduction == "sum" and is_float):  # the order matters
                 parts[f"{name}/{state}/{number}"] = tensor
             else:
                 key = f"{name}/{state}/{ANY_ORDER}"
@@ -260,14 +262,6 @@ def unpack(metrics: Mapping[str, Metric], of_ranks: Sequence[bytes]) -> dict[str
         in_order = [tensor for _, tensor in sorted(tensors, key=lambda pair: pair[0])]
         states[name][state] = _together(in_order, metrics[name].reductions[state])
     return dict(states)
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float64 if tensor.is_floating_point() else torch.int64)
-
-
-def _keeps_order(tensor: Tensor, reduction: Reduction) -> bool:
-    return reduction == "cat" or (reduction == "sum" and tensor.is_floating_point())
 
 
 def _together(tensors: Sequence[Tensor], reduction: Reduction) -> Tensor:

@@ -7,7 +7,6 @@ Sources: caffe.berkeleyvision.org/doxygen for Parameter, and the fork of SENet
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +26,11 @@ class Element(nn.Module):
 
     def extra_repr(self) -> str:
         return self.shown
+
+
+def _element(function: Callable[..., Tensor], **settings: float) -> Element:
+    shown = ", ".join(f"{word}={value:g}" for word, value in settings.items())
+    return Element(partial(function, **settings), shown)
 
 
 def relu(spec: Spec) -> nn.Module:
@@ -66,12 +70,8 @@ def _raised(x: Tensor, power: float, scale: float, shift: float) -> Tensor:
 def power(spec: Spec) -> nn.Module:
     """Compute (shift + scale x) ^ power."""
     param = spec.param
-    arguments: dict[str, Any] = {
-        "power": param.number("power", 1.0),
-        "scale": param.number("scale", 1.0),
-        "shift": param.number("shift", 0.0),
-    }
-    return Element(partial(_raised, **arguments), _said(arguments))
+    power, scale = param.number("power", 1.0), param.number("scale", 1.0)
+    return _element(_raised, power=power, scale=scale, shift=param.number("shift", 0.0))
 
 
 def _exponential(x: Tensor, factor: float, outer: float) -> Tensor:
@@ -82,8 +82,7 @@ def exp(spec: Spec) -> nn.Module:
     """Compute base ^ (shift + scale x); a base of -1 stands for e."""
     base, scale, shift = _base_scale_shift(spec)
     log_base = 1.0 if base == -1 else math.log(base)
-    arguments: dict[str, Any] = {"factor": log_base * scale, "outer": math.exp(log_base * shift)}
-    return Element(partial(_exponential, **arguments), _said(arguments))
+    return _element(_exponential, factor=log_base * scale, outer=math.exp(log_base * shift))
 
 
 def _logarithm(x: Tensor, scale: float, shift: float, factor: float) -> Tensor:
@@ -93,12 +92,8 @@ def _logarithm(x: Tensor, scale: float, shift: float, factor: float) -> Tensor:
 def log(spec: Spec) -> nn.Module:
     """Compute the logarithm of shift + scale x; a base of -1 stands for e."""
     base, scale, shift = _base_scale_shift(spec)
-    arguments: dict[str, Any] = {
-        "scale": scale,
-        "shift": shift,
-        "factor": 1.0 if base == -1 else 1 / math.log(base),
-    }
-    return Element(partial(_logarithm, **arguments), _said(arguments))
+    factor = 1.0 if base == -1 else 1 / math.log(base)
+    return _element(_logarithm, scale=scale, shift=shift, factor=factor)
 
 
 def _base_scale_shift(spec: Spec) -> tuple[float, float, float]:
@@ -114,8 +109,7 @@ def _is_above(x: Tensor, threshold: float) -> Tensor:
 
 
 def threshold(spec: Spec) -> nn.Module:
-    arguments: dict[str, Any] = {"threshold": spec.param.number("threshold", 0.0)}
-    return Element(partial(_is_above, **arguments), _said(arguments))
+    return _element(_is_above, threshold=spec.param.number("threshold", 0.0))
 
 
 def _swish(x: Tensor, beta: float) -> Tensor:
@@ -124,17 +118,12 @@ def _swish(x: Tensor, beta: float) -> Tensor:
 
 def swish(spec: Spec) -> nn.Module:
     spec.param.ignore("engine")
-    arguments: dict[str, Any] = {"beta": spec.param.number("beta", 1.0)}
-    return Element(partial(_swish, **arguments), _said(arguments))
+    return _element(_swish, beta=spec.param.number("beta", 1.0))
 
 
 def clip(spec: Spec) -> nn.Module:
     low, high = spec.param.number("min"), spec.param.number("max")
     return Element(partial(torch.clamp, min=low, max=high), f"{low:g} to {high:g}")
-
-
-def _said(arguments: dict[str, float]) -> str:
-    return ", ".join(f"{word}={value:g}" for word, value in arguments.items())
 
 
 class DropoutScaledInTest(nn.Module):

@@ -93,6 +93,13 @@ LEAST_OF_OLD = 1e-20
 """The least probability of MultinomialLogisticLoss and InfogainLoss."""
 
 
+class _OfSamples(nn.Module):
+    def __init__(self, spec: Spec) -> None:
+        super().__init__()
+        without_normalization(spec)
+        self.spec = spec
+
+
 class SoftmaxWithLoss(nn.Module):
     """Cross entropy of logits, with classes along `axis`, and a label for each place.
 
@@ -122,13 +129,8 @@ class SoftmaxWithLoss(nn.Module):
         return loss if self.spec.num_tops < 2 else (loss, logits.softmax(self.axis))
 
 
-class MultinomialLogisticLoss(nn.Module):
+class MultinomialLogisticLoss(_OfSamples):
     """Cross entropy of probabilities (N, classes, …) from a Softmax."""
-
-    def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        without_normalization(spec)
-        self.spec = spec
 
     def forward(self, probabilities: Tensor, labels: Tensor) -> Tensor:
         rows, classes = in_rows(self.spec, probabilities.flatten(1), labels, 1)
@@ -174,16 +176,14 @@ class InfogainLoss(nn.Module):
         return loss if self.spec.num_tops < 2 else (loss, logits.softmax(self.axis))
 
 
-class HingeLoss(nn.Module):
+class HingeLoss(_OfSamples):
     """The mean over samples of the sum of max(0, 1 - t·x), or of its square with the norm L2.
 
     t is 1 for the label and -1 for other classes. The bottoms are (N, classes, …) and a label each.
     """
 
     def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        without_normalization(spec)
-        self.spec = spec
+        super().__init__(spec)
         self.is_square = spec.param.choice("norm", ("", "L1", "L2"), "L1") == "L2"
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
@@ -258,13 +258,6 @@ EPSILON = 1e-4
 """The term added to a distance in the divisor of ContrastiveLoss's gradient."""
 
 
-class _OfSamples(nn.Module):
-    def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        without_normalization(spec)
-        self.spec = spec
-
-
 class EuclideanLoss(_OfSamples):
     """Half the squared distance, as a mean over samples."""
 
@@ -295,7 +288,7 @@ class SigmoidCrossEntropyLoss(nn.Module):
         return self.normalization.of_places(losses, aims.long())
 
 
-class SmoothL1Loss(nn.Module):
+class SmoothL1Loss(_OfSamples):
     """The loss of Fast R-CNN's fork, and of SSD's, whose sigma is 1.
 
     With d = inside · (a - b) and beta = 1/sigma², it is the mean over samples of outside ·
@@ -304,9 +297,7 @@ class SmoothL1Loss(nn.Module):
     """
 
     def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        without_normalization(spec)
-        self.spec = spec
+        super().__init__(spec)
         sigma = spec.param.number("sigma", 1.0)
         if not sigma > 0:
             raise spec.param.error(f"sigma is {sigma:g}; expected more than 0", "sigma")
@@ -325,7 +316,7 @@ class SmoothL1Loss(nn.Module):
         return losses.sum() / len(values)
 
 
-class ContrastiveLoss(nn.Module):
+class ContrastiveLoss(_OfSamples):
     """The loss of pairs: half of d² if they belong together, else half of max(margin - d, 0)².
 
     d is their distance. With legacy_version the second is half of max(margin - d², 0). The bottoms
@@ -334,9 +325,7 @@ class ContrastiveLoss(nn.Module):
     """
 
     def __init__(self, spec: Spec) -> None:
-        super().__init__()
-        without_normalization(spec)
-        self.spec = spec
+        super().__init__(spec)
         self.margin = spec.param.number("margin", 1.0)
         self.is_legacy = spec.param.flag("legacy_version")
 

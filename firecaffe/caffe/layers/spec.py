@@ -110,57 +110,14 @@ def positive(spec: Spec, name: str, default: int | None = None) -> int:
 
 
 PARAMS = frozenset(
-    [
-        "accuracy_param",
-        "argmax_param",
-        "batch_norm_param",
-        "bias_param",
-        "clip_param",
-        "concat_param",
-        "contrastive_loss_param",
-        "convolution_param",
-        "crop_param",
-        "data_param",
-        "dropout_param",
-        "dummy_data_param",
-        "eltwise_param",
-        "elu_param",
-        "embed_param",
-        "exp_param",
-        "flatten_param",
-        "hdf5_data_param",
-        "hdf5_output_param",
-        "hinge_loss_param",
-        "image_data_param",
-        "infogain_loss_param",
-        "inner_product_param",
-        "input_param",
-        "log_param",
-        "loss_param",
-        "lrn_param",
-        "memory_data_param",
-        "mvn_param",
-        "parameter_param",
-        "pooling_param",
-        "power_param",
-        "prelu_param",
-        "python_param",
-        "recurrent_param",
-        "reduction_param",
-        "relu_param",
-        "reshape_param",
-        "scale_param",
-        "sigmoid_param",
-        "slice_param",
-        "softmax_param",
-        "spp_param",
-        "swish_param",
-        "tanh_param",
-        "threshold_param",
-        "tile_param",
-        "transform_param",
-        "window_data_param",
-    ]
+    f"{name}_param"
+    for name in """
+    accuracy argmax batch_norm bias clip concat contrastive_loss convolution crop data dropout
+    dummy_data eltwise elu embed exp flatten hdf5_data hdf5_output hinge_loss image_data
+    infogain_loss inner_product input log loss lrn memory_data mvn parameter pooling power prelu
+    python recurrent reduction relu reshape scale sigmoid slice softmax spp swish tanh threshold
+    tile transform window_data
+    """.split()
 )
 """The message of each type. Those of forks are missing, as a fork may read them anywhere."""
 

@@ -21,19 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 DTYPES = (
-    "float32",
-    "float16",
-    "float64",
-    "int64",
-    "int32",
-    "int16",
-    "int8",
-    "uint64",
-    "uint32",
-    "uint16",
-    "uint8",
-    "bool",
-    "complex64",
+    *("float32", "float16", "float64", "int64", "int32", "int16", "int8"),
+    *("uint64", "uint32", "uint16", "uint8", "bool", "complex64"),
 )
 """The types of tensors in a file, which stores the index."""
 

@@ -180,8 +180,8 @@ class Column:
     kind: int
     grows = False
 
-    @abstractmethod
-    def write_table(self, writer: BlockWriter) -> None: ...
+    def write_table(self, writer: BlockWriter) -> None:
+        """Write what `read` needs, by default nothing."""
 
     @abstractmethod
     def put(self, writer: BlockWriter, symbols: Symbols) -> None: ...
@@ -227,9 +227,6 @@ class Uniform(Column):
     def read(cls, reader: BlockReader, alphabet: int) -> "Uniform":
         return cls(alphabet)
 
-    def write_table(self, writer: BlockWriter) -> None:
-        pass
-
     def put(self, writer: BlockWriter, symbols: Symbols) -> None:
         writer.put(symbols, self._model)
 
@@ -252,9 +249,6 @@ class Adaptive(Column):
     @classmethod
     def read(cls, reader: BlockReader, alphabet: int) -> "Adaptive":
         return cls(alphabet)
-
-    def write_table(self, writer: BlockWriter) -> None:
-        pass
 
     def put(self, writer: BlockWriter, symbols: Symbols) -> None:
         writer.put(symbols, _categorical(self._weights, perfect=False))
