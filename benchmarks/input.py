@@ -242,7 +242,7 @@ def million(scratch: Path) -> tuple[float, float]:
             for _ in range(MILLION // MILLION_SHARDS):
                 writer.add(b"x", 0)
             infos.append(writer.finish())
-    packed = PackedSet("jpeg", (), ("0",), {"train": tuple(infos)}, "a million samples")
+    packed = PackedSet("jpeg", (), ("0",), {"train": tuple(infos)}, "a million samples", ())
     (scratch / LIST).write_text(packed.to_json())
     opened, indexed = [], []
     for _ in range(9):

@@ -12,17 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from firecaffe.caffe.binary import (
-    BYTES,
-    Array,
-    Buffer,
-    Wire,
-    WirePart,
-    blob_fields,
-    field,
-    opened,
-    read_blob,
-)
+from firecaffe.caffe import binary
+from firecaffe.caffe.binary import BYTES, Array, Buffer, Wire, WirePart, field, opened
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.text import decoded
 from firecaffe.files import open_regular
@@ -156,7 +147,9 @@ def read(path: Path) -> dict[str, list[Array]]:
                 part.start, f"more than {MOST_LAYERS:,} layers or {MOST_BLOBS:,} blobs"
             )
         if blobs:
-            blobs_by_layer[name] = [read_blob(wire, stored.start, stored.stop) for stored in blobs]
+            blobs_by_layer[name] = [
+                binary.read_blob(wire, stored.start, stored.stop) for stored in blobs
+            ]
     if not ages:
         raise CaffeError(f"{path}: holds no layers; expected a .caffemodel")
     if len(ages) > 1:
@@ -180,7 +173,9 @@ def _written(layers: Sequence[TrainedLayer]) -> Iterator[Buffer]:
     names = FORMS[LAYER]
     for layer in layers:
         heading = [*field(names.name, layer.name.encode()), *field(TYPE, layer.type.encode())]
-        blobs = [part for one in layer.blobs for part in field(names.blobs, blob_fields(one))]
+        blobs = [
+            part for one in layer.blobs for part in field(names.blobs, binary.blob_fields(one))
+        ]
         yield from field(LAYER, [*heading, *blobs])
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from firecaffe.data.dataset import BrokenSampleError
+from firecaffe.data.dataset import BrokenSampleError, reading
 from firecaffe.data.decode import JPEG, PILLOW_ERRORS, PNG, check_size, decode, open_image
 from firecaffe.data.image_folder import read_image_file
 from firecaffe.data.lmdb_file import LmdbFile
@@ -352,11 +352,10 @@ def _of_several_labels(path: Path, file: str) -> DataError | None:
 def read_lines(path: Path) -> list[str]:
     """Read the lines of a list that are not empty. Raises DataError if there are none."""
     try:
-        text = read_bytes(path, MOST_LIST_BYTES).decode()
+        with reading(path):
+            text = read_bytes(path, MOST_LIST_BYTES).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is no text; expected a list of files") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read, {error.strerror}") from error
     except ValueError as error:
         raise DataError(f"{path}: {error}; expected a list of files") from error
     lines = [line for line in text.splitlines() if line.strip()]

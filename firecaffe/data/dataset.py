@@ -4,7 +4,8 @@ A tree is a tensor, or a dict, tuple, list or namedtuple of trees. The tensors o
 more dimension, the first: a row for each sample.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol, TypeGuard
@@ -118,6 +119,15 @@ def kind_of(dtype: torch.dtype) -> str:
 
 class BrokenSampleError(DataError):
     """A sample that exists but is damaged. `data.on_error = "skip"` skips this error alone."""
+
+
+@contextmanager
+def reading(path: object) -> Iterator[None]:
+    """Turn the system's error into a DataError that says that `path` cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read, {error.strerror or error}") from error
 
 
 class Dataset(Protocol):

@@ -11,26 +11,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from firecaffe.data import sources
 from firecaffe.data.batches import given_layout
 from firecaffe.data.caffe_source import open_caffe, open_caffe_test
 from firecaffe.data.chosen_samples import hold_out
 from firecaffe.data.config import IMAGE_WORDS, DataConfig
 from firecaffe.data.dataset import Dataset, is_images, layout_of, num_classes
 from firecaffe.data.own_data import check_own
-from firecaffe.data.sources import (
-    Data,
-    DataParts,
-    TestPart,
-    check_words,
-    open_cifar,
-    open_fashion_mnist,
-    open_generated,
-    open_image_folder,
-    open_mnist,
-    open_packed,
-    open_test_images,
-    open_test_shards,
-)
+from firecaffe.data.sources import Data, DataParts, TestPart, check_words
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.user_code import CAFFE, call, find, is_caffe, is_reference, shown, without_folder
 from firecaffe.value_checks import did_you_mean
@@ -72,12 +60,12 @@ def _parts(name: str, given: Any) -> dict[str, Any]:
 
 
 DATASETS: dict[str, Callable[[DataConfig], DataParts]] = {
-    "fashion-mnist": open_fashion_mnist,
-    "mnist": open_mnist,
-    "cifar10": open_cifar,
-    "folder": open_image_folder,
-    "packed": open_packed,
-    "generated": open_generated,
+    "fashion-mnist": sources.open_published,
+    "mnist": sources.open_published,
+    "cifar10": sources.open_cifar,
+    "folder": sources.open_image_folder,
+    "packed": sources.open_packed,
+    "generated": sources.open_generated,
 }
 """The sources of data by name: functions of [data] that return its parts."""
 
@@ -115,8 +103,8 @@ def open_data(config: DataConfig) -> Data:
 
 
 TEST_ALONE: dict[str, Callable[[DataConfig], TestPart | None]] = {
-    "folder": open_test_images,
-    "packed": open_test_shards,
+    "folder": sources.open_test_images,
+    "packed": sources.open_test_shards,
     CAFFE: open_caffe_test,
 }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from firecaffe.data.dataset import reading
 from firecaffe.errors import DataError
 from firecaffe.files import open_regular, read_bytes
 
@@ -81,10 +82,8 @@ class ImageFolder:
                     f"{folder / name}: class {name!r} is not among the {len(classes)} training "
                     "classes, expected the same folder names as in train"
                 )
-            try:
+            with reading(folder / name):
                 entries = listed(folder / name)
-            except OSError as error:
-                raise DataError(f"{folder / name}: cannot be read, {error.strerror}") from error
             files = [entry.name for entry in entries if is_image(entry.name)]
             unread = Counter(_kind(entry) for entry in entries if not is_image(entry.name))
             if not files:
@@ -110,10 +109,8 @@ class ImageFolder:
         return self.labels_N[samples_B]
 
     def size(self, sample: int) -> int:
-        try:
+        with reading(self.name(sample)):
             return os.stat(self.name(sample)).st_size
-        except OSError as error:
-            raise DataError(f"{self.name(sample)}: cannot be read, {error.strerror}") from error
 
     def image_bytes(self) -> float:
         """Return the mean size of SIZE_SAMPLES images, evenly spread."""
@@ -127,19 +124,15 @@ class ImageFolder:
     def head(self, sample: int) -> bytes:
         """Read the first HEAD_BYTES of an image. Raises DataError if it cannot be read."""
         path = self.name(sample)
-        try:
-            with open_regular(path) as file:
-                return file.read(HEAD_BYTES)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read, {error.strerror}") from error
+        with reading(path), open_regular(path) as file:
+            return file.read(HEAD_BYTES)
 
 
 def read_image_file(path: str | Path) -> bytes:
     """Read a file. Raises DataError if it is gone, too long or no regular file."""
     try:
-        return read_bytes(path, MOST_BYTES)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read, {error.strerror}") from error
+        with reading(path):
+            return read_bytes(path, MOST_BYTES)
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
 

@@ -27,6 +27,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from firecaffe.data.dataset import reading
 from firecaffe.errors import DataError
 from firecaffe.files import open_regular
 
@@ -186,10 +187,8 @@ class LmdbFile:
             yield part.astype(np.int64)[rows] * size + places, uint16s, nodes
 
     def _read(self, start: int, length: int, or_less: bool = False) -> bytes:
-        try:
+        with reading(self.folder):
             content = os.pread(self._file.fileno(), length, start)
-        except OSError as error:
-            raise DataError(f"{self.folder}: cannot be read, {error.strerror}") from error
         if len(content) < length and not or_less:
             raise self._damaged("it was cut since it was opened")
         return content

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from firecaffe.data.caffe_records import check_protobuf, parse_datum
-from firecaffe.data.dataset import BrokenSampleError
+from firecaffe.data.dataset import BrokenSampleError, reading
 from firecaffe.data.image_folder import SUFFIXES, is_hidden, is_image, kind_of, notes_of
 from firecaffe.data.lmdb_file import FILE, LmdbFile
 from firecaffe.data.pack_images import MOST_CLASSES, Part, Source
@@ -159,11 +159,8 @@ def _read_one(members: Sequence[_Member], number: int) -> bytes:
 
 
 def _read(member: _Member) -> bytes:
-    try:
-        with open_regular(member.file) as file:
-            content = os.pread(file.fileno(), member.length, member.start)
-    except OSError as error:
-        raise DataError(f"{member.file}: cannot be read, {error.strerror}") from error
+    with reading(member.file), open_regular(member.file) as file:
+        content = os.pread(file.fileno(), member.length, member.start)
     if len(content) != member.length:
         raise DataError(f"{member.file}: {member.name} is cut, the tar file is truncated")
     return content

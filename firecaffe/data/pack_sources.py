@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from firecaffe.data.dataset import TensorDataset
+from firecaffe.data.dataset import TensorDataset, reading
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.image_folder import TESTS, ImageFolder, class_names, is_image, listed, notes_of
 from firecaffe.data.pack_archives import is_lmdb, open_lmdbs, open_tars
@@ -32,7 +32,7 @@ def open_source(path: Path, channel_order: str | None = None) -> Source:
     `channel_order`, bgr or rgb, is for raw color images of an LMDB: None means bgr, as
     `convert_imageset` writes them. Raises RecipeError if it is given without an LMDB.
     """
-    try:
+    with reading(path):
         for is_there, opened in _FORMATS:
             if is_there(path):
                 if channel_order is not None:
@@ -42,8 +42,6 @@ def open_source(path: Path, channel_order: str | None = None) -> Source:
                 return opened(path)
         if databases := _lmdbs(path):
             return open_lmdbs(databases, path, channel_order != "rgb")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read, {error.strerror or error}") from error
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder")
     raise DataError(

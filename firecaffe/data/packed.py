@@ -38,11 +38,11 @@ class PackedSet:
     """The content of `dataset.json`."""
 
     kind: str
-    shape: tuple[int, ...]
+    shape: tuple[Positive, ...]
     classes: tuple[str, ...]
     parts: dict[str, tuple[ShardInfo, ...]]
     source: str
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[str, ...]
     """The images that were damaged, and why."""
 
     def to_json(self) -> str:
@@ -55,15 +55,9 @@ class PackedSet:
 
 
 @dataclass(frozen=True)
-class _Listed:
+class _Listed(PackedSet):
     format: str
     version: int
-    kind: str
-    shape: tuple[Positive, ...]
-    classes: tuple[str, ...]
-    parts: dict[str, tuple[ShardInfo, ...]]
-    source: str
-    skipped: tuple[str, ...]
 
 
 def read_list(root: str) -> PackedSet:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from firecaffe.data.dataset import reading
 from firecaffe.data.shard import ShardInfo, sha256_of
 from firecaffe.errors import DataError
 from firecaffe.files import new_aside, open_regular
@@ -50,11 +51,8 @@ def read_text(root: str, file: str, most_bytes: int) -> str:
         remote = RemoteFiles(root)
         content = remote.fetch(file, 0, most_bytes)
     else:
-        try:
-            with open_regular(Path(root) / file) as opened:
-                content = opened.read(most_bytes)
-        except OSError as error:
-            raise DataError(f"{root}/{file}: cannot be read, {error.strerror or error}") from error
+        with reading(f"{root}/{file}"), open_regular(Path(root) / file) as opened:
+            content = opened.read(most_bytes)
     if len(content) == most_bytes:
         raise DataError(f"{root}/{file}: longer than {most_bytes / 1e6:g} MB")
     try:
@@ -85,21 +83,13 @@ class LocalFiles:
         return f"{self.root}/{info.file}"
 
     def read(self, info: ShardInfo, start: int, length: int) -> bytes:
-        try:
+        with reading(self.name(info)):
             opened = self._opened(self.name(info))  # this reference prevents closing while reading
             return os.pread(opened.descriptor, length, start)
-        except OSError as error:
-            raise DataError(
-                f"{self.name(info)}: cannot be read, {error.strerror or error}"
-            ) from error
 
     def size(self, info: ShardInfo) -> int:
-        try:
+        with reading(self.name(info)):
             return os.stat(self.name(info)).st_size
-        except OSError as error:
-            raise DataError(
-                f"{self.name(info)}: cannot be read, {error.strerror or error}"
-            ) from error
 
     def copy(self, info: ShardInfo, to: Path) -> None:
         try:

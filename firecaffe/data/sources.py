@@ -109,15 +109,12 @@ def _existing_path(config: DataConfig, remedy: str) -> Path:
     return path
 
 
-def open_fashion_mnist(config: DataConfig) -> DataParts:
-    """Open 60,000 + 10,000 gray images of clothes, 28 x 28, 10 classes (arXiv 1708.07747)."""
-    path = _existing_path(config, "`firecaffe data get fashion-mnist` fetches it")
-    return DataParts(*open_idx(path, 10))
+def open_published(config: DataConfig) -> DataParts:
+    """Open 60,000 + 10,000 gray images, 28 x 28, 10 classes.
 
-
-def open_mnist(config: DataConfig) -> DataParts:
-    """Open 60,000 + 10,000 gray digits, 28 x 28, 10 classes (LeCun et al. 1998)."""
-    path = _existing_path(config, "`firecaffe data get mnist` fetches it")
+    They are digits (mnist; LeCun et al. 1998) or clothes (fashion-mnist; arXiv 1708.07747).
+    """
+    path = _existing_path(config, f"`firecaffe data get {config.name}` fetches it")
     return DataParts(*open_idx(path, 10))
 
 

@@ -31,13 +31,17 @@ SETS_ALL = {f"aten::{name}_" for name in ("copy", "fill", "normal", "uniform", "
 """Functions that set a tensor without reading it."""
 
 
+Tensors = list[Tensor]
+Ints = tuple[int, ...]
+
+
 class RecordedCall(NamedTuple):
     """One call of the constructor that involves large tensors."""
 
     function: str
-    takes: tuple[int, ...]
+    takes: Ints
     """Numbers of the storages of its arguments."""
-    makes: tuple[int, ...]
+    makes: Ints
     sets: int | None
     """The storage whose elements it sets all, and reads none of."""
     is_view: bool
@@ -173,15 +177,10 @@ class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.after(func, given, takes, results, self._numbers_of(results))
         return made
 
-    def before(self, func: Any, given: list[Tensor], takes: tuple[int, ...]) -> None: ...
+    def before(self, func: Any, given: Tensors, takes: Ints) -> None: ...
 
     def after(
-        self,
-        func: Any,
-        given: list[Tensor],
-        takes: tuple[int, ...],
-        results: list[Tensor],
-        makes: tuple[int, ...],
+        self, func: Any, given: Tensors, takes: Ints, results: Tensors, makes: Ints
     ) -> None: ...
 
     def kept_in(self, named: dict[str, Tensor]) -> dict[str, KeptTensor]:
@@ -211,14 +210,7 @@ class _Recorder(_Numbered):  # type: ignore[no-untyped-call]
         super().__init__()
         self.calls: list[RecordedCall] = []
 
-    def after(
-        self,
-        func: Any,
-        given: list[Tensor],
-        takes: tuple[int, ...],
-        results: list[Tensor],
-        makes: tuple[int, ...],
-    ) -> None:
+    def after(self, func: Any, given: Tensors, takes: Ints, results: Tensors, makes: Ints) -> None:
         if takes or makes:
             sets = takes[0] if _sets_all(func, given, takes) else None
             self.calls.append(RecordedCall(str(func), takes, makes, sets, func.is_view))
@@ -236,19 +228,12 @@ class _Drawer(_Numbered):  # type: ignore[no-untyped-call]
         self.is_other = False  # whether a call differed from the recorded one
         self.error: Exception | None = None  # raised by `take`
 
-    def before(self, func: Any, given: list[Tensor], takes: tuple[int, ...]) -> None:
+    def before(self, func: Any, given: Tensors, takes: Ints) -> None:
         for number, storage in self._storages(given):
             if number in self._gone:
                 storage.resize_(self._gone.pop(number))
 
-    def after(
-        self,
-        func: Any,
-        given: list[Tensor],
-        takes: tuple[int, ...],
-        results: list[Tensor],
-        makes: tuple[int, ...],
-    ) -> None:
+    def after(self, func: Any, given: Tensors, takes: Ints, results: Tensors, makes: Ints) -> None:
         if not takes and not makes:
             return
         calls, number = self._drawing.calls, self.number
