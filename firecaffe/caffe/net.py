@@ -211,7 +211,12 @@ class Net(nn.Module):
             raise net.error(f"no layer in {phase}; expected a net", 0)
         self.inputs = [source.blob for source in graph.sources]
         self.outputs, self.losses = [*graph.outputs], graph.losses
-        _check_inputs(inputs or {}, self.inputs, net)
+        for blob in inputs or {}:
+            if blob not in self.inputs:
+                raise net.error(
+                    f"a shape is given for {blob!r}, which is no input; they are "
+                    f"{', '.join(self.inputs)}"
+                )
         made = assemble(graph, inputs or {}, phase, Net)
         self.shapes, self.keep_blobs, self.blobs = made.shapes, keep_blobs, {}
         self._net, self._sources, self._calls = net, graph.sources, made.calls
@@ -287,11 +292,3 @@ class Net(nn.Module):
             else:  # an overwritten blob is no longer available
                 there.difference_update(call.step.tops)
         return calls if self.keep_blobs else forgetting(calls, self.outputs)
-
-
-def _check_inputs(inputs: Mapping[str, Shape], known: Sequence[str], net: Message) -> None:
-    for blob in inputs:
-        if blob not in known:
-            raise net.error(
-                f"a shape is given for {blob!r}, which is no input; they are {', '.join(known)}"
-            )

@@ -30,12 +30,10 @@ Draws = list[list[int]] | None
 
 
 class Tops(Protocol):
-    is_held: bool
-
-    is_random: bool
+    is_held: bool = False
+    is_random: bool = False
     """Whether draws change the samples."""
-
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...] = ()
 
     def __len__(self) -> int: ...
 
@@ -44,12 +42,11 @@ class Tops(Protocol):
 
     def in_memory(self) -> "Tops":
         """Return a copy in memory if shapes are equal and at most 512 MB in all, else itself."""
+        return self
 
 
-class ImageTops:
+class ImageTops(Tops):
     """Images, float32 of BCHW, and labels, int64 of B. Raises DataError if image 0 does not fit."""
-
-    is_held = False
 
     def __init__(
         self, records: ImageRecords, transformer: Transformer, has_labels: bool, threads: int
@@ -113,9 +110,8 @@ class ImageTops:
             )
 
 
-class HeldTops:
+class HeldTops(Tops):
     is_held = True
-    class_names: tuple[str, ...] = ()
 
     def __init__(
         self, images_NCHW: Pixels, labels_N: Tensor, transformer: Transformer, has_labels: bool
@@ -137,9 +133,6 @@ class HeldTops:
                 self.transformer.write(to_CHW, image_CHW, draw)
         return [to_BCHW, self.labels_N[samples]] if self.has_labels else [to_BCHW]
 
-    def in_memory(self) -> Tops:
-        return self
-
 
 DAMAGED = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
 """The errors that h5py raises for a damaged file, at any access."""
@@ -148,12 +141,8 @@ FEW_BYTES, MOST_RATIO = 1 << 24, 1 << 10
 """Limits of a tensor in bytes, and per byte of its file: deflate packs no more than that."""
 
 
-class Hdf5Tops:
+class Hdf5Tops(Tops):
     """Float32 tensors, a row per sample. Raises DataError if a file is damaged or shapes differ."""
-
-    is_held = False
-    is_random = False
-    class_names: tuple[str, ...] = ()
 
     def __init__(self, files: Sequence[Path], tops: Sequence[str]) -> None:
         self.files, self.tops = files, tops
@@ -257,19 +246,14 @@ def _readable(path: Path) -> Iterator[None]:
         ) from error
 
 
-class HeldTensors:
+class HeldTensors(Tops):
     is_held = True
-    class_names: tuple[str, ...] = ()
-    is_random = False
 
     def __init__(self, tops: list[Tensor]) -> None:
         self.tops = tops
 
     def __len__(self) -> int:
         return len(self.tops[0])
-
-    def in_memory(self) -> Tops:
-        return self
 
     def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
         indices_B = torch.tensor(samples)

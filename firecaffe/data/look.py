@@ -65,10 +65,9 @@ def _check_not_blank(
         first_C11 = image_CHW[:, :1, :1]
         if bool((image_CHW != first_C11).any()):
             return
-        if color is None:
-            color = first_C11.flatten().tolist()
-        if color != first_C11.flatten().tolist():
+        if color not in (None, first_C11.flatten().tolist()):
             return
+        color = first_C11.flatten().tolist()
     if color is None or len(samples) == 1:
         return
     why = ""

@@ -1,5 +1,6 @@
 """Classes of samples: one, several, or one of each pixel; cross entropy."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
@@ -54,9 +55,6 @@ def classification(config: TaskConfig, num_classes: int | None) -> Task:
                 value = value + AUX_WEIGHT * entropy(head, labels)
         return value
 
-    def wrong(outputs: Any) -> str:
-        return wrong_logits(prediction_of(outputs), known.num_classes, "(samples, {})", ndim=2)
-
     # With five classes every label is among the first five. The number may also be unknown.
     counted = EXACT if num_classes is not None and num_classes > PLACES else EXACT[:1]
     return Task(
@@ -65,7 +63,7 @@ def classification(config: TaskConfig, num_classes: int | None) -> Task:
         config.metric,
         counts=Counts(counted, lambda *batch: count_correct(*batch)[: len(counted)]),
         classes=lambda labels: [int(label) for label in labels.tolist()],
-        wrong=wrong,
+        wrong=_wrong_logits(num_classes, "(samples, {})", 2),
     )
 
 
@@ -78,12 +76,17 @@ def _no_output(logits: Tensor, labels: Tensor) -> RecipeError:
     )
 
 
-def wrong_logits(logits: Tensor, num_classes: int | None, shape: str, ndim: int) -> str:
-    """Say what is wrong with logits, whose classes are the second dimension; "" if nothing is."""
-    if logits.ndim == ndim and logits.shape[1] >= (num_classes or 1):
-        return ""
-    expected = shape.format(num_classes or "classes")
-    return f"outputs of {tuple(logits.shape)}; expected logits of {expected}"
+def _wrong_logits(num_classes: int | None, shape: str, ndim: int) -> Callable[[Any], str]:
+    """Return a `Task.wrong` for logits of this shape, whose classes are the second dimension."""
+
+    def wrong(outputs: Any) -> str:
+        logits = prediction_of(outputs)
+        if logits.ndim == ndim and logits.shape[1] >= (num_classes or 1):
+            return ""
+        expected = shape.format(num_classes or "classes")
+        return f"outputs of {tuple(logits.shape)}; expected logits of {expected}"
+
+    return wrong
 
 
 CLASSIFICATION = classification(TaskConfig(), None)
@@ -113,11 +116,8 @@ def multilabel(config: TaskConfig, num_classes: int | None) -> Task:
             logits, targets.to(logits.dtype), pos_weight=of_positives
         )
 
-    def wrong(outputs: Any) -> str:
-        return wrong_logits(prediction_of(outputs), known.num_classes, "(samples, {})", ndim=2)
-
     metrics = chosen(config, "multilabel", known, ("f1", "exact_match"))
-    return Task(loss, metrics, config.metric, wrong=wrong)
+    return Task(loss, metrics, config.metric, wrong=_wrong_logits(num_classes, "(samples, {})", 2))
 
 
 IGNORED = -100
@@ -163,11 +163,8 @@ def segmentation(
         head = part_of(outputs, "aux")
         return value if head is None else value + PIXELS_AUX_WEIGHT * entropy(head, targets)
 
-    def wrong(outputs: Any) -> str:
-        shape = "(samples, {}, rows, columns)"
-        return wrong_logits(prediction_of(outputs), known.num_classes, shape, ndim=4)
-
     metrics = chosen(config, "segmentation", known, ("mean_iou", "accuracy"))
+    wrong = _wrong_logits(num_classes, "(samples, {}, rows, columns)", 4)
     return Task(loss, metrics, config.metric, wrong=wrong)
 
 

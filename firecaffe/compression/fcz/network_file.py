@@ -6,12 +6,9 @@ limited, its checksum is verified first, and the decoded size must be plausible 
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from math import log2
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import TracebackType
 from typing import Any, BinaryIO, get_args
 
 import numpy as np
@@ -69,16 +66,10 @@ class TensorReport:
     def num_bytes(self) -> float:
         return self.mask_bytes + self.codebook_bytes + self.symbol_bytes
 
-    @property
-    def bits(self) -> float:
-        """The bits of an index if all values are equally frequent; 0 without a codebook."""
-        return log2(self.distinct) if self.distinct else 0.0
-
 
 @dataclass(frozen=True)
 class FileReport:
     num_bytes: int
-    header_bytes: int
     tensors: Sequence[TensorReport]
 
     @property
@@ -141,12 +132,7 @@ class Opened:
     def __enter__(self) -> "Opened":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
@@ -257,11 +243,11 @@ def write(
                 f"a reader allows {allowed:,}; expected a network that has weights"
             )
         body.seek(0)
-        with _whole(path) as file:
+        with written_aside(path) as aside, open(aside, "wb") as file:
             file.write(header)
             while part := body.read(COPIED):
                 file.write(part)
-    return FileReport(file_bytes, len(header), reports)
+    return FileReport(file_bytes, reports)
 
 
 def _write_tensor(
@@ -313,12 +299,6 @@ def _write_positions(
     writer.number(MASK, 2)
     write_mask(writer, view, is_kept, shape)
     return view if view.distance else None
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[BinaryIO]:
-    with written_aside(path) as aside, open(aside, "wb") as file:
-        yield file
 
 
 def _outline(name: str, array: NDArray[Any]) -> Outline:

@@ -104,9 +104,6 @@ class Code:
             self._symbol_at = np.resize(self._symbol_at, whole)
             self._length_at = np.concatenate([self._length_at, np.zeros_like(self._length_at)])
 
-    def num_bits(self, symbols: NDArray[np.int32]) -> int:
-        return int(self._lengths[symbols].sum())
-
     def encode(self, symbols: NDArray[np.int32]) -> bytes:
         """Concatenate the words, each from its highest bit. Zeros fill the last byte."""
         sizes = self._lengths[symbols]
