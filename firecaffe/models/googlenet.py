@@ -24,6 +24,7 @@ Differences from the paper:
 """
 
 from collections import OrderedDict
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -91,24 +92,18 @@ class Inception(nn.Module):
     ) -> None:
         super().__init__()
         one, reduce_three, three, reduce_large, large, projection = widths
-        self.branch1 = conv_block(in_channels, one, 1, batch_norm=batch_norm)
+        block = partial(conv_block, batch_norm=batch_norm)
+        size = large_kernel_size
+        self.branch1 = block(in_channels, one, 1)
         self.branch2 = nn.Sequential(
-            conv_block(in_channels, reduce_three, 1, batch_norm=batch_norm),
-            conv_block(reduce_three, three, 3, padding=1, batch_norm=batch_norm),
+            block(in_channels, reduce_three, 1), block(reduce_three, three, 3, padding=1)
         )
         self.branch3 = nn.Sequential(
-            conv_block(in_channels, reduce_large, 1, batch_norm=batch_norm),
-            conv_block(
-                reduce_large,
-                large,
-                large_kernel_size,
-                padding=large_kernel_size // 2,
-                batch_norm=batch_norm,
-            ),
+            block(in_channels, reduce_large, 1),
+            block(reduce_large, large, size, padding=size // 2),
         )
         self.branch4 = nn.Sequential(
-            nn.MaxPool2d(3, stride=1, padding=1),
-            conv_block(in_channels, projection, 1, batch_norm=batch_norm),
+            nn.MaxPool2d(3, stride=1, padding=1), block(in_channels, projection, 1)
         )
         self.out_channels = one + three + large + projection
 
