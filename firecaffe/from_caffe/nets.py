@@ -49,6 +49,9 @@ class NetFile:
     """The file with the net: its own, or the solver's."""
     upgrades: list[str]
 
+    def note(self, what: str) -> Note:
+        return Note(str(self.path), what)
+
 
 def is_net(message: Message) -> bool:
     """Whether a file is a net rather than a solver. Raises CaffeError if it is neither."""
@@ -172,9 +175,8 @@ def _resolved(file: NetFile, states: dict[str, SolverStages], report: Report) ->
     if all(state == SolverStages() for state in states.values()):
         return file
     report.changed.append(
-        Note(
-            str(file.path),
-            "net.prototxt has the layers that the solver's stages and levels choose, without these",
+        file.note(
+            "net.prototxt has the layers that the solver's stages and levels choose, without these"
         )
     )
     train, test = (_layers(file, phase, states) for phase in PHASES)

@@ -80,9 +80,8 @@ def read(path: Path, asked: ImportRequest) -> Imported:
     update = read_update(message, around.iter_size, report)
     file = find_net(message, path, asked.root, around.states, report)
     net = _net(file, asked, "weight_decay" in update, report)
-    sections = _sections(file, asked, net, report)
-    batch = _batch(net, around.iter_size, file, report)
-    sections["train"] = batch | around.words["train"]
+    sections = _sections(asked, net, report)
+    sections["train"] = _batch(net, around.iter_size, report) | around.words["train"]
     sections["solver"] = update | net.described.solver
     sections["checkpoint"] = around.words["checkpoint"]
     _say_tests(message, around, net.samples, report)
@@ -94,12 +93,12 @@ def read(path: Path, asked: ImportRequest) -> Imported:
 
 def _net_alone(file: NetFile, asked: ImportRequest, report: Report) -> Imported:
     net = _net(file, asked, False, report)
-    sections = _sections(file, asked, net, report)
+    sections = _sections(asked, net, report)
     if net.samples.batch_size and net.described.losses:
-        sections["train"] = _batch(net, 1, file, report)
+        sections["train"] = _batch(net, 1, report)
     sections["solver"] = net.described.solver
     report.changed.append(
-        Note(str(file.path), "there is no solver: the rate and the length are a recipe's defaults")
+        file.note("there is no solver: the rate and the length are a recipe's defaults")
     )
     weights = _weights(net, asked.weights, report)
     _finish(sections, asked, bool(weights), file.net)
@@ -121,13 +120,13 @@ def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -
         if layers != layers_of(file.net, phase):
             notes = report.needed if phase == "TRAIN" else report.changed
             what = f"{phase} has no data layer, so the network is the other phase's in both"
-            notes.append(Note(str(file.path), what))
+            notes.append(file.note(what))
     samples = read_samples(str(file.path), phases, asked.root, asked.input_shape, report)
     described = describe(file.net, phases, samples, has_decay, report)
     what = f"{described.num_parameters:,} parameters"
     if described.losses:
         what += f"; losses {losses_in_words(described.losses)}"
-    report.understood.append(Note(str(file.path), what))
+    report.understood.append(file.note(what))
     _say_multipliers(file, described, report)
     return _Net(file, phases, samples, described)
 
@@ -135,13 +134,13 @@ def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -
 def _say_multipliers(file: NetFile, described: Described, report: Report) -> None:
     for word, patterns in described.solver.items():
         listed = ", ".join(f"{pattern} {value:g}" for pattern, value in patterns.items())
-        report.understood.append(Note(str(file.path), f"solver.{word}: {listed}"))
+        report.understood.append(file.note(f"solver.{word}: {listed}"))
     if described.freeze:
         listed = ", ".join(described.freeze)
-        report.understood.append(Note(str(file.path), f"lr_mult 0 is model.freeze: {listed}"))
+        report.understood.append(file.note(f"lr_mult 0 is model.freeze: {listed}"))
 
 
-def _sections(file: NetFile, asked: ImportRequest, net: _Net, report: Report) -> Sections:
+def _sections(asked: ImportRequest, net: _Net, report: Report) -> Sections:
     name, samples, described = f"{CAFFE}{asked.folder}/{NET}", net.samples, net.described
     shape = samples.shapes[samples.input]
     model: dict[str, Any] = {"name": name, "args": {"input_CHW": list(shape)}}
@@ -152,25 +151,25 @@ def _sections(file: NetFile, asked: ImportRequest, net: _Net, report: Report) ->
         sections["data"] = {"name": name} | ({"path": samples.root} if samples.root else {})
     else:
         what = "no data layer that can be read: say --data.name when you train or evaluate"
-        report.needed.append(Note(str(file.path), what))
+        report.needed.append(net.file.note(what))
     if described.losses:
         sections["task"] = {"name": name}
     elif described.softmax:
         what = f"the task takes the values before Softmax {described.softmax!r}, and applies it"
-        report.changed.append(Note(str(file.path), what))
+        report.changed.append(net.file.note(what))
     else:
         what = (
             "no loss: task.name is classification, which takes values before a softmax; say "
             "another one if that is not what comes out"
         )
-        report.needed.append(Note(str(file.path), what))
+        report.needed.append(net.file.note(what))
     return sections
 
 
-def _batch(net: _Net, iter_size: int, file: NetFile, report: Report) -> dict[str, int]:
+def _batch(net: _Net, iter_size: int, report: Report) -> dict[str, int]:
     if not net.samples.batch_size:
         what = "no data layer says a batch_size; say --train.global_batch_size when you train"
-        report.needed.append(Note(str(file.path), what))
+        report.needed.append(net.file.note(what))
         return {}
     batch, mixing = net.samples.batch_size, net.described.mixing
     whole, micro = batch * iter_size, micro_batch_of(batch, mixing)
@@ -182,7 +181,7 @@ def _batch(net: _Net, iter_size: int, file: NetFile, report: Report) -> dict[str
         f"with them. train.micro_batch_size {micro}"
     )
     what += f": {mixing}" if mixing else ""
-    report.understood.append(Note(str(file.path), what))
+    report.understood.append(net.file.note(what))
     return {
         "global_batch_size": whole,
         "micro_batch_size": micro,
