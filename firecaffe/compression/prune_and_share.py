@@ -133,14 +133,9 @@ def count_of(share: float, num_weights: int) -> int:
     return max(1, round(share * num_weights))
 
 
-def largest(scores: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Tensor]:
-    """Return masks of each tensor's largest scores: of equal ones the first, and no zeros."""
-    return {name: _largest(score, counts[name]) for name, score in scores.items()}
-
-
 def largest_of_all(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
     together = torch.cat([score.reshape(-1) for score in scores.values()])
-    masks = torch.split(_largest(together, count), [score.numel() for score in scores.values()])
+    masks = torch.split(largest(together, count), [score.numel() for score in scores.values()])
     pairs = zip(scores.items(), masks, strict=True)
     return {name: mask.view(score.shape) for (name, score), mask in pairs}
 
@@ -158,7 +153,8 @@ def adaptive(scores: Tensor) -> Tensor:
     return shares.view(scores.shape)
 
 
-def _largest(scores: Tensor, count: int) -> Tensor:
+def largest(scores: Tensor, count: int) -> Tensor:
+    """Return the mask of the largest scores: of equal ones the first, and no zeros."""
     flat = scores.reshape(-1)
     least = flat.topk(min(count, flat.numel()), sorted=False).values.min()
     kept = flat > least

@@ -5,7 +5,6 @@ layers of each phase are a data set.
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from os.path import exists
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -158,10 +157,8 @@ def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSe
 
 
 def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
-    places, at = (
-        CaffePlaces(layer.layer.where, config.path),
-        f"{layer.layer.where}:{layer.layer.line}",
-    )
+    places = CaffePlaces(layer.layer.where, config.path)
+    at = f"{layer.layer.where}:{layer.layer.line}"
     if layer.backend != "LMDB":
         raise DataError(f"{at}: {CONVERT}")
     source = places.find(f"{at}: source", layer.source)
@@ -169,7 +166,11 @@ def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
         names = [line.strip() for line in read_lines(source)]
         return Hdf5Tops([places.find(f"{source}: file", name) for name in names], layer.tops)
     transformer = _transformer(layer, phase, config)
-    records = _records(layer, source, places)
+    records: ImageRecords
+    if layer.type == "Data":
+        records = LmdbRecords(source, layer.color)
+    else:
+        records = ListedImages(source, layer.root_folder, places, layer.new_HW, layer.color)
     return ImageTops(records, transformer, len(layer.tops) > 1, config.decode_threads)
 
 
@@ -210,9 +211,3 @@ def reader_of_files(config: DataConfig, channels: int) -> Callable[[bytes], Tens
         return to_CHW
 
     return read
-
-
-def _records(layer: DataLayer, source: Path, places: CaffePlaces) -> ImageRecords:
-    if layer.type == "Data":
-        return LmdbRecords(source, layer.color)
-    return ListedImages(source, layer.root_folder, places, layer.new_HW, layer.color)

@@ -174,7 +174,8 @@ def compress(
             place, reached = best_of(asked.target, attempts, weights)
             made = tried[place]
         if reached:
-            _put(made.path, asked.out)
+            with written_aside(asked.out) as aside:
+                shutil.copyfile(made.path, aside)
         return CompressionResult(
             asked, weights, before, made, tried, layers, reached, judge.measure
         )
@@ -244,11 +245,6 @@ def _claim(asked: CompressRequest) -> None:
             f"{asked.folder}: holds the rounds of another compression (another "
             f"{', '.join(unlike)}); give --out another name"
         )
-
-
-def _put(file: Path, out: Path) -> None:
-    with written_aside(out) as aside:
-        shutil.copyfile(file, aside)
 
 
 def as_record(found: CompressionResult) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import exp, log, log2
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from firecaffe.compression.config import MOST_BITS, PruneConfig
 from firecaffe.compression.prune_and_share import BIAS, count_of, largest, pruned_weights
 from firecaffe.compression.prune_and_share import share as share_values
+
+T = TypeVar("T")
 
 KEEPS = (0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.055, 0.035, 0.025, 0.015, 0.01, 0.006, 0.004)
 
@@ -207,19 +209,19 @@ def measure_layers(layers: Sequence[SizedLayer], score: Score) -> list[LayerSens
     before = score()
     sensitivities = []
     for layer in layers:
-        kept = {keep: before - _with(layer.weights, _pruned(keep), score) for keep in layer.keeps}
-        bits = {bit: before - _with(layer.weights, _shared(bit), score) for bit in layer.bits}
+        kept = {keep: before - _with(layer.weights, _pruned, keep, score) for keep in layer.keeps}
+        bits = {bit: before - _with(layer.weights, _shared, bit, score) for bit in layer.bits}
         count = sum(weight.numel() for weight in layer.weights)
         sensitivities.append(LayerSensitivity(layer.name, count, kept, bits))
     return sensitivities
 
 
 def _with(
-    weights: Sequence[nn.Parameter], change: Callable[[Tensor], Tensor], score: Score
+    weights: Sequence[nn.Parameter], change: Callable[[Tensor, T], Tensor], level: T, score: Score
 ) -> float:
     saved = [weight.detach().clone() for weight in weights]
     for weight in weights:
-        weight.copy_(change(weight.detach()))
+        weight.copy_(change(weight.detach(), level))
     try:
         return score()
     finally:
@@ -227,20 +229,13 @@ def _with(
             weight.copy_(kept)
 
 
-def _pruned(keep: float) -> Callable[[Tensor], Tensor]:
-    def change(weight: Tensor) -> Tensor:
-        mask = largest({"": weight.abs()}, {"": count_of(keep, weight.numel())})[""]
-        return weight * mask
-
-    return change
+def _pruned(weight: Tensor, keep: float) -> Tensor:
+    return weight * largest(weight.abs(), count_of(keep, weight.numel()))
 
 
-def _shared(bits: int) -> Callable[[Tensor], Tensor]:
-    def change(weight: Tensor) -> Tensor:
-        codes, values = share_values(weight, bits, "density", torch.Generator())
-        return values.to(weight.dtype)[codes.long()].to(weight.device)
-
-    return change
+def _shared(weight: Tensor, bits: int) -> Tensor:
+    codes, values = share_values(weight, bits, "density", torch.Generator())
+    return values.to(weight.dtype)[codes.long()].to(weight.device)
 
 
 def layers_of(network: nn.Module, prunes_biases: bool, shares_biases: bool) -> list[SizedLayer]:

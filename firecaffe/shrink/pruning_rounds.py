@@ -71,8 +71,8 @@ def _chosen(
                 layer: one.keep**part
                 for layer, one in _meant(choice, training_round, "prune", "keep")
             }
-            chosen = {"keep": keep, "scope": "layer"}
-            sections["prune"] = _without(sections["prune"], "threshold") | chosen
+            others = {word: v for word, v in sections["prune"].items() if word != "threshold"}
+            sections["prune"] = {**others, "keep": keep, "scope": "layer"}
         if choice is not None and training_round.has("share", "bits"):
             bits = {
                 layer: one.bits for layer, one in _meant(choice, training_round, "share", "bits")
@@ -148,10 +148,6 @@ def _meant(
     patterns = training_round.sections[section].get(word, {})
     has_biases = any(pattern.endswith(BIAS) for pattern in patterns)
     return [(name, one) for name, one in choice.items() if has_biases or not name.endswith(BIAS)]
-
-
-def _without(settings: Mapping[str, Any], word: str) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name != word}
 
 
 UNITS = {"B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}

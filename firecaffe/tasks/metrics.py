@@ -32,10 +32,6 @@ def count_correct(outputs: Any, labels: Tensor) -> Tensor:
     return up_to_place[:: places - 1] if places > 1 else up_to_place.expand(2)
 
 
-def counted(place: int) -> Callable[[Any, Tensor], Tensor]:
-    return lambda outputs, labels: count_correct(outputs, labels)[place]
-
-
 Make = Callable[["MetricRow", Known], Metric]
 
 
@@ -114,7 +110,9 @@ def _macro(name: str) -> Mapping[str, Make]:
 
 
 def _counted(place: int) -> Mapping[str, Make]:
-    count = counted(place)
+    def count(outputs: Any, labels: Tensor) -> Tensor:
+        return count_correct(outputs, labels)[place]
+
     return {"classification": lambda row, known: Sums(count, is_share=True)}
 
 

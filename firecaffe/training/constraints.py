@@ -141,7 +141,7 @@ class Pruning:
         if self._words.scope != LAYER and scores:
             chosen = largest_of_all(scores, sum(counts.values()))
         else:
-            chosen = largest(scores, counts)
+            chosen = {name: largest(score, counts[name]) for name, score in scores.items()}
         for name, deviations in self._threshold.items():
             if name not in weights:
                 continue

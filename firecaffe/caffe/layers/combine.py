@@ -201,10 +201,8 @@ class Tile(nn.Module):
 def argmax(spec: Spec) -> ArgMax:
     param, bottom = spec.param, spec.bottoms[0]
     axis = axis_of(spec, "axis", 0, spec.bottoms[0]) if param.has("axis") else None
-    top_k, most = (
-        positive(spec, "top_k", 1),
-        math.prod(bottom[1:]) if axis is None else bottom[axis],
-    )
+    top_k = positive(spec, "top_k", 1)
+    most = math.prod(bottom[1:]) if axis is None else bottom[axis]
     if top_k > most:
         raise param.error(
             f"top_k is {top_k}; {spec.name!r} has {most} values to choose from", "top_k"

@@ -32,7 +32,7 @@ def by_sorting(scores: list[float], count: int) -> list[bool]:
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40), st.integers(1, 40))
 def test_the_largest(scores: list[int], count: int) -> None:
-    found = largest({"w": torch.tensor(scores).float()}, {"w": count})["w"]
+    found = largest(torch.tensor(scores).float(), count)
     assert found.tolist() == by_sorting([*map(float, scores)], count)
 
 
@@ -90,7 +90,7 @@ def test_weights_near_a_threshold_stay_as_they_are() -> None:
 def test_a_weight_comes_back_if_it_is_larger_by_a_margin() -> None:
     for other, kept in ((1.2, [True, False]), (1.3, [False, True])):
         scores = with_hold(torch.tensor([1.0, other]), torch.tensor([True, False]))
-        assert largest({"w": scores}, {"w": 1})["w"].tolist() == kept
+        assert largest(scores, 1).tolist() == kept
 
 
 def weights(count: int = 400) -> Tensor:
