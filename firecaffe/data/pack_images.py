@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Event, Lock
 from typing import TypedDict
@@ -35,7 +35,7 @@ from firecaffe.data.decode import (
 )
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.packed import LIST, PackedSet, read_list
-from firecaffe.data.shard import ShardInfo, ShardWriter, check_sample, read_index, sha256_of
+from firecaffe.data.shard import ShardInfo, ShardWriter, read_index, read_sample, sha256_of
 from firecaffe.data.shard_files import LocalFiles, ShardFiles, open_files
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import write_atomically
@@ -249,9 +249,8 @@ class Packing:
         if not path.exists():
             return None
         size = path.stat().st_size
-        here = LocalFiles(path.parent)
         info = ShardInfo(path.name, 0, size, "")
-        index = read_index(lambda start, length: here.read(info, start, length), str(path), size)
+        index = read_index(partial(LocalFiles(path.parent).read, info), str(path), size)
         return ShardInfo(path.name, len(index), size, sha256_of(path)), index.skipped
 
     def _stored(self, content: bytes) -> bytes:
@@ -327,8 +326,8 @@ def verify(root: str, done: Callable[[int], None] = lambda images: None) -> Pack
 def _check(info: ShardInfo, files: ShardFiles) -> list[str]:
     name = files.name(info)
     try:
-        size = files.size(info)
-        index = read_index(lambda start, length: files.read(info, start, length), name, size)
+        size, read = files.size(info), partial(files.read, info)
+        index = read_index(read, name, size)
     except DataError as error:
         return [str(error)]
     if len(index) != info.count:
@@ -337,11 +336,8 @@ def _check(info: ShardInfo, files: ShardFiles) -> list[str]:
         return []
     problems = []
     for number in range(len(index)):
-        start, end = int(index.offsets[number]), int(index.offsets[number + 1])
         try:
-            content = files.read(info, start, end - start)
-            checksum = int(index.checksums[number])
-            check_sample(content, checksum, end - start, f"{name}, sample {number}")
+            read_sample(read, index, number, f"{name}, sample {number}")
         except DataError as error:
             problems.append(str(error))
     return problems or [

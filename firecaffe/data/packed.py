@@ -3,7 +3,7 @@
 import json
 from bisect import bisect_right
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate, chain
 
 import torch
@@ -15,9 +15,9 @@ from firecaffe.data.shard import (
     VERSION,
     ShardIndex,
     ShardInfo,
-    check_sample,
     least_bytes,
     read_index,
+    read_sample,
 )
 from firecaffe.data.shard_files import ShardFiles, read_text
 from firecaffe.errors import DataError
@@ -117,9 +117,7 @@ class PackedPart:
 
     def _read_index(self, shard: int) -> ShardIndex:
         info, files = self.infos[shard], self.files
-        index = read_index(
-            lambda start, length: files.read(info, start, length), files.name(info), info.num_bytes
-        )
+        index = read_index(partial(files.read, info), files.name(info), info.num_bytes)
         if (len(index), index.kind, index.shape) != (info.count, self.kind, self.shape):
             raise DataError(
                 f"{files.name(info)}: holds {len(index)} samples of {index.kind} "
@@ -155,12 +153,8 @@ class PackedPart:
     def read(self, sample: int) -> bytes:
         """Read one sample. Raises DataError if its bytes are not those that were packed."""
         shard, number = self.place(sample)
-        index = self._index(shard)
-        start, end = int(index.offsets[number]), int(index.offsets[number + 1])
-        content = self.files.read(self.infos[shard], start, end - start)
-        checksum = int(index.checksums[number])
-        check_sample(content, checksum, end - start, self.name(sample))
-        return content
+        read = partial(self.files.read, self.infos[shard])
+        return read_sample(read, self._index(shard), number, self.name(sample))
 
     def image_bytes(self) -> float:
         return sum(info.num_bytes for info in self.infos) / len(self)

@@ -127,12 +127,15 @@ def least_bytes(count: int, shape: tuple[int, ...]) -> int:
     return PROLOGUE.size + _index_bytes(count) + (count * prod(shape) if shape else 0)
 
 
-def check_sample(content: bytes, checksum: int, length: int, name: str) -> None:
-    """Raise DataError if a sample is cut, and BrokenSampleError if its bytes have changed."""
+def read_sample(read: Read, index: ShardIndex, number: int, name: str) -> bytes:
+    """Read a sample. Raises DataError if it is cut, BrokenSampleError if its bytes have changed."""
+    start, end = int(index.offsets[number]), int(index.offsets[number + 1])
+    content, length = read(start, end - start), end - start
     if len(content) != length:
         raise DataError(f"{name}: {len(content)} of {length} bytes could be read; it is truncated")
-    if zlib.crc32(content) != checksum:
+    if zlib.crc32(content) != index.checksums[number]:
         raise BrokenSampleError(f"{name}: its bytes are not those that were packed (CRC-32)")
+    return content
 
 
 class ShardWriter:

@@ -13,26 +13,10 @@ from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import written_together
+from firecaffe.from_caffe import net_settings, nets
 from firecaffe.from_caffe.import_report import Note, Report
-from firecaffe.from_caffe.net_settings import (
-    Described,
-    describe,
-    first_weights,
-    losses_in_words,
-    micro_batch_of,
-    nets_of,
-)
-from firecaffe.from_caffe.nets import (
-    NetFile,
-    NetSamples,
-    Phases,
-    find_file,
-    find_net,
-    is_net,
-    looked_for,
-    read_net,
-    read_samples,
-)
+from firecaffe.from_caffe.net_settings import Described
+from firecaffe.from_caffe.nets import NetFile, NetSamples, Phases
 from firecaffe.from_caffe.solver import Around, read_training, read_update
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_from
@@ -74,11 +58,11 @@ class Imported:
 def read(path: Path, asked: ImportRequest) -> Imported:
     """Convert a solver's file, or a net's. Raises CaffeError (one line with place) or DataError."""
     message, report = text.read(path), Report()
-    if is_net(message):
-        return _net_alone(read_net(path), asked, report)
+    if nets.is_net(message):
+        return _net_alone(nets.read_net(path), asked, report)
     around = read_training(message, report)
     update = read_update(message, around.iter_size, report)
-    file = find_net(message, path, asked.root, around.states, report)
+    file = nets.find_net(message, path, asked.root, around.states, report)
     net = _net(file, asked, "weight_decay" in update, report)
     sections = _sections(asked, net, report)
     sections["train"] = _batch(net, around.iter_size, report) | around.words["train"]
@@ -121,11 +105,11 @@ def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -
             notes = report.needed if phase == "TRAIN" else report.changed
             what = f"{phase} has no data layer, so the network is the other phase's in both"
             notes.append(file.note(what))
-    samples = read_samples(str(file.path), phases, asked.root, asked.input_shape, report)
-    described = describe(file.net, phases, samples, has_decay, report)
+    samples = nets.read_samples(str(file.path), phases, asked.root, asked.input_shape, report)
+    described = net_settings.describe(file.net, phases, samples, has_decay, report)
     what = f"{described.num_parameters:,} parameters"
     if described.losses:
-        what += f"; losses {losses_in_words(described.losses)}"
+        what += f"; losses {net_settings.losses_in_words(described.losses)}"
     report.understood.append(file.note(what))
     _say_multipliers(file, described, report)
     return _Net(file, phases, samples, described)
@@ -172,7 +156,7 @@ def _batch(net: _Net, iter_size: int, report: Report) -> dict[str, int]:
         report.needed.append(net.file.note(what))
         return {}
     batch, mixing = net.samples.batch_size, net.described.mixing
-    whole, micro = batch * iter_size, micro_batch_of(batch, mixing)
+    whole, micro = batch * iter_size, net_settings.micro_batch_of(batch, mixing)
     what = f"batch_size {batch}"
     if iter_size > 1:
         what += f" times iter_size {iter_size}"
@@ -209,9 +193,9 @@ def _named_weights(solver: Message, path: Path, root: str) -> str:
     line = solver.line_of("weights")
     if len(names) > 1:
         raise solver.error(f"{len(names)} weights; expected one file, or --weights", line)
-    taken, _ = find_file(names[0], path, root)
+    taken, _ = nets.find_file(names[0], path, root)
     if taken is None:
-        where = looked_for(names[0], path, root)
+        where = nets.looked_for(names[0], path, root)
         raise solver.error(f'weights "{names[0]}" is not there; {where}', line)
     return str(taken)
 
@@ -219,8 +203,8 @@ def _named_weights(solver: Message, path: Path, root: str) -> str:
 def _weights(net: _Net, file: str, report: Report) -> bytes:
     if not file:
         return b""
-    made = next(iter(nets_of(net.file.net, net.phases, net.samples, Report()).values()))
-    return first_weights(made, Path(file), report)
+    built = net_settings.nets_of(net.file.net, net.phases, net.samples, Report())
+    return net_settings.first_weights(next(iter(built.values())), Path(file), report)
 
 
 def _say_unread(solver: Message, report: Report) -> None:
