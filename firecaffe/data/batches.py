@@ -28,13 +28,14 @@ from firecaffe.data.dataset import (
     TensorDataset,
     TensorLayout,
     ask,
+    is_asked_again,
     is_images,
     layout_of,
     map_batch,
     num_samples,
+    same_bits,
 )
 from firecaffe.data.decode import DecodedSet, scale
-from firecaffe.data.look import is_asked_again, same_bits
 from firecaffe.data.packed import RawPart
 from firecaffe.data.sample_order import SampleOrder
 from firecaffe.errors import DataError, RecipeError

@@ -287,3 +287,31 @@ def _are_images(inputs: Any, targets: Any) -> bool:
         and not targets.is_floating_point()
         and targets.dtype != torch.bool
     )
+
+
+NUM_ASKED_TWICE = 8
+"""Samples requested twice before the first step. Random mirroring is missed once in 256."""
+
+
+def is_repeatable(dataset: Dataset) -> bool:
+    """Whether samples are the same if requested again, without which runs differ in their bits."""
+    last = len(dataset) - 1
+    samples = torch.unique(torch.linspace(0, last, NUM_ASKED_TWICE, dtype=torch.float64).long())
+    return same_bits(dataset.batch(samples), dataset.batch(samples.clone()))
+
+
+def is_asked_again(step: int) -> bool:
+    """Whether a batch of this step (from 0) is requested twice: step 1, 2, 4, 8, … of the run."""
+    return step & (step + 1) == 0
+
+
+def same_bits(first: Batch, second: Batch) -> bool:
+    return Layout.of(first) == Layout.of(second) and all(
+        torch.equal(_bytes(a), _bytes(b))
+        for a, b in zip(tree_leaves(first), tree_leaves(second), strict=True)
+    )
+
+
+# Bytes are compared because NaN does not equal itself.
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)

@@ -1,7 +1,11 @@
-"""The sources of a run's data: each `open_*` returns the parts of one data set."""
+"""The sources of a run's data: each `open_*` returns the parts of one data set.
+
+Some images are looked at first: whether they are as intended.
+"""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
@@ -12,11 +16,22 @@ import torch
 from firecaffe.data.augment import AUGMENTS
 from firecaffe.data.chosen_samples import BALANCES
 from firecaffe.data.config import DataConfig
-from firecaffe.data.dataset import Dataset, Layout, TensorDataset
-from firecaffe.data.decode import EXIF, MOST_PIXELS, ON_ERROR, DecodedSet, Encoded
+from firecaffe.data.dataset import BrokenSampleError, Dataset, Layout, TensorDataset
+from firecaffe.data.decode import (
+    APPLY,
+    DEEP_BITS,
+    EXIF,
+    MOST_PIXELS,
+    ON_ERROR,
+    UPRIGHT,
+    DecodedSet,
+    Encoded,
+    bits_of,
+    decode,
+    orientation,
+)
 from firecaffe.data.generated import generate
 from firecaffe.data.image_folder import TESTS, ImageFolder, notes_of, open_folder, open_test_folder
-from firecaffe.data.look import LOOKED_AT, evenly, look
 from firecaffe.data.packed import HELD_BYTES, PackedPart, PackedSet, RawPart, read_list
 from firecaffe.data.published_formats import ARCHIVE, open_cifar10, open_idx
 from firecaffe.data.sample_order import ORDERS, SHARDS
@@ -211,6 +226,77 @@ def _notes_of_shards(
             samples = range(min(LOOKED_AT, source.shard_counts[0]))
             notes += look(name, samples, source.read, source.read, config.exif)
     return tuple(notes)
+
+
+LOOKED_AT = 64
+"""Most images of a part that are looked at."""
+
+
+def evenly(count: int) -> Sequence[int]:
+    """Return the numbers of at most LOOKED_AT samples, evenly spread over `count`."""
+    return range(0, count, max(1, -(-count // LOOKED_AT)))
+
+
+def look(
+    part: str,
+    samples: Sequence[int],
+    head: Callable[[int], bytes],
+    read: Callable[[int], bytes],
+    exif: str,
+) -> list[str]:
+    """Look at some images of a part, and return lines to report; `exif` is a row of EXIF.
+
+    `head` reads the start of a sample, enough for its metadata; `read` reads all of it. Raises
+    DataError if all pixels of all images have one color: nothing can be learned.
+    """
+    heads: dict[int, bytes] = {}
+    for sample in samples:
+        with suppress(BrokenSampleError):  # training reports it when it reads the sample
+            heads[sample] = head(sample)
+    deep = [sample for sample, content in heads.items() if bits_of(content) == DEEP_BITS]
+    _check_not_blank(part, list(heads), read, deep)
+    notes = []
+    if deep:
+        notes.append(
+            f"{part}: {len(deep)} of {len(heads)} images looked at have 16 bits a value; they "
+            "are read as 8, of which 255 stands for 65,535"
+        )
+    turned = sum(orientation(content) != UPRIGHT for content in heads.values())
+    if turned and exif != APPLY:
+        notes.append(
+            f"{part}: {turned} of {len(heads)} images looked at say (EXIF) that they are to be "
+            f'turned, and are read as they are stored; data.exif = "{APPLY}" turns them'
+        )
+    return notes
+
+
+def _check_not_blank(
+    part: str, samples: Sequence[int], read: Callable[[int], bytes], deep: Sequence[int]
+) -> None:
+    color = None
+    for sample in samples:
+        try:
+            image_CHW = decode(read(sample))
+        except BrokenSampleError:
+            continue
+        first_C11 = image_CHW[:, :1, :1]
+        if bool((image_CHW != first_C11).any()):
+            return
+        if color not in (None, first_C11.flatten().tolist()):
+            return
+        color = first_C11.flatten().tolist()
+    if color is None or len(samples) == 1:
+        return
+    why = ""
+    if deep:
+        why = (
+            "; they have 16 bits a value, which are read as 8, of which 255 stands for 65,535, so "
+            "scale them to all of the 16 bits"
+        )
+    raise DataError(
+        f"{part}: all {len(samples)} images looked at have one color, {color} of 255, at every "
+        f"pixel; expected images that show something{why}"
+    )
 
 
 def shard_counts(dataset: Dataset, config: DataConfig) -> tuple[int, ...]:

@@ -10,8 +10,7 @@ from torch import nn
 from firecaffe.cluster.agree import digest, gather_json
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset, drawing_of, is_images, shard_counts
-from firecaffe.data.dataset import layout_of, named_leaves
-from firecaffe.data.look import is_repeatable
+from firecaffe.data.dataset import is_repeatable, layout_of, named_leaves
 from firecaffe.errors import RunError
 from firecaffe.exchange import parse_hierarchical
 from firecaffe.exchange.route import HOOK

@@ -2,11 +2,16 @@
 
 A file may be malicious, so it is checked before memory is allocated: the header's length is
 limited, its checksum is verified first, and the decoded size must be plausible and allowed.
+
+Kept positions are a mask or gaps, the number of zeros before each kept element. For a gap of
+2^b - 1 zeros or more, a symbol that skips this many is sent as often as needed, then the rest.
+Source: Han, Mao and Dally 2016, section 3, where a kept zero skips.
 """
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, get_args
@@ -26,15 +31,21 @@ from firecaffe.compression.fcz.format import (
     DamagedError,
     Outline,
     Patterns,
+    Symbols,
     allowed_bytes,
     header_bytes,
     patterns_of,
     read_header,
     unsigned,
 )
-from firecaffe.compression.fcz.gaps import bits_of_gaps, read_gaps, write_gaps
 from firecaffe.compression.fcz.mask import TRIED, View, cheapest_view, read_mask, write_mask
-from firecaffe.compression.fcz.sequence import How, entropy_bytes
+from firecaffe.compression.fcz.sequence import (
+    How,
+    code_lengths,
+    entropy_bytes,
+    read_sequence,
+    write_sequence,
+)
 from firecaffe.compression.fcz.values import KeptValues, read_values, write_values
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.files import open_regular, written_aside
@@ -188,6 +199,82 @@ def _fill(flat: Patterns, kept: int, values: Iterator[Patterns]) -> None:
             scanned += SCANNED
         flat[waiting[: len(value)]] = value
         waiting = waiting[len(value) :]
+
+
+MOST_GAP_BITS = 15
+TABLED = 1 << 16
+"""The alphabet is chosen by this many distances."""
+
+MOST_SKIPS = 1.25
+"""The most symbols for each distance, with a range coder."""
+
+BITS_OF_TABLE = 5
+"""The approximate bits of learning a symbol's count."""
+
+
+def write_gaps(writer: BlockWriter, positions: NDArray[np.int64], size: int, how: How) -> None:
+    """Write the ascending positions of the kept elements, at least one, of a tensor of `size`."""
+    zeros = np.diff(positions, prepend=-1) - 1
+    bits = _cheapest_bits(zeros[:TABLED], how)
+    symbols = _symbols(zeros, (1 << bits) - 1)
+    writer.number(bits - 1, MOST_GAP_BITS)
+    writer.number(len(symbols) - 1, size)
+    write_sequence(writer, [symbols], 1 << bits, how)
+
+
+def bits_of_gaps(part: NDArray[np.bool_], how: How) -> float:
+    trial = BlockWriter()
+    if part.any():
+        write_gaps(trial, np.flatnonzero(part), len(part), how)
+    return trial.bits / len(part)
+
+
+def read_gaps(reader: BlockReader, kept: int, size: int) -> Iterator[NDArray[np.int64]]:
+    """Yield the positions, chunk by chunk, ascending. Raises DamagedError."""
+    bits = reader.number(MOST_GAP_BITS) + 1
+    count = reader.number(size) + 1
+    skips = (1 << bits) - 1
+    base = num_positions = 0
+    for (symbols,) in read_sequence(reader, 1, count, 1 << bits):
+        stops = symbols.astype(np.int64)
+        stops += symbols != skips
+        np.cumsum(stops, out=stops)
+        stops += base
+        base = int(stops[-1])
+        if base > size:
+            raise DamagedError("a distance leads beyond the end of its tensor")
+        positions = stops[symbols != skips] - 1
+        num_positions += len(positions)
+        yield positions
+    if num_positions != kept:
+        raise DamagedError(f"{num_positions} distances for {kept} kept elements")
+
+
+def _symbols(zeros: NDArray[np.int64], skips: int) -> Symbols:
+    times = zeros // skips
+    rest = (zeros - times * skips).astype(np.int32)
+    ends = np.cumsum(times + 1)
+    if ends[-1] == len(zeros):
+        return rest
+    symbols = np.full(int(ends[-1]), skips, np.int32)
+    symbols[ends - 1] = rest
+    return symbols
+
+
+def _cheapest_bits(zeros: NDArray[np.int64], how: How) -> int:
+    def cost(bits: int) -> float:
+        symbols = _symbols(zeros, (1 << bits) - 1)
+        if len(symbols) > MOST_SKIPS * len(zeros) and how != "huffman":
+            return inf
+        counts = np.bincount(symbols)
+        table = BITS_OF_TABLE * min(1 << bits, len(symbols))
+        if how == "huffman":
+            return float((counts * code_lengths(counts)).sum()) + table
+        return 8 * entropy_bytes(counts) + table
+
+    # Each skip takes time, so alphabets that need many are excluded.
+    most = max(1, int(zeros.max()).bit_length())
+    return min(range(1, min(most, MOST_GAP_BITS) + 1), key=cost)
 
 
 CODES: tuple[How, ...] = get_args(How)

@@ -14,9 +14,8 @@ from firecaffe.cli import main
 from firecaffe.data import Dataset, is_images, open_data
 from firecaffe.data.config import DataConfig
 from firecaffe.data.decode import DecodedSet
-from firecaffe.data.look import LOOKED_AT, evenly
 from firecaffe.data.pack_sources import open_source
-from firecaffe.data.sources import open_image_folder
+from firecaffe.data.sources import LOOKED_AT, evenly, open_image_folder
 from firecaffe.errors import DataError
 from firecaffe.training.prediction import list_files
 from tests.kit.data_photos import BLUE, GREEN, RED, draw, encoded

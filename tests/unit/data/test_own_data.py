@@ -18,9 +18,8 @@ import firecaffe
 from firecaffe import TensorDataset, from_torch
 from firecaffe.data import Batches, DataConfig, SampleOrder, current_key, eval_batches
 from firecaffe.data.batches import fetchers_of
-from firecaffe.data.dataset import ask
+from firecaffe.data.dataset import ask, same_bits
 from firecaffe.data.hash import EVALUATION, Key
-from firecaffe.data.look import same_bits
 from firecaffe.data.own_data import check_own
 from firecaffe.errors import DataError
 from tests.kit.training import recipe_in

@@ -16,8 +16,7 @@ from firecaffe.cli import main
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset, open_data
 from firecaffe.data.augment import AUGMENTS
 from firecaffe.data.batches import FEWEST, MOST, BatchesAhead, ahead
-from firecaffe.data.dataset import Batch
-from firecaffe.data.look import is_asked_again, is_repeatable, same_bits
+from firecaffe.data.dataset import Batch, is_asked_again, is_repeatable, same_bits
 from firecaffe.errors import DataError
 from firecaffe.exchange.leaves import leaf_share
 from tests.kit.data_photos import make_folder, pack

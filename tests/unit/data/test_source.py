@@ -25,9 +25,9 @@ from firecaffe.data import (
     shard_counts,
     sources,
 )
+from firecaffe.data.dataset import is_repeatable
 from firecaffe.data.datasets import DATASETS
 from firecaffe.data.generated import generate
-from firecaffe.data.look import is_repeatable
 from firecaffe.data.pack_images import Packing, PackOptions
 from firecaffe.data.pack_sources import open_source
 from firecaffe.data.published_formats import TEST_FILES, TRAIN_FILES, open_cifar10

@@ -24,7 +24,7 @@ from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.data import Data, DataParts, current_key, divide
 from firecaffe.data.batches import Batches, BatchesAhead, eval_batches
 from firecaffe.data.config import DataConfig
-from firecaffe.data.look import same_bits
+from firecaffe.data.dataset import same_bits
 from firecaffe.data.own_data import check_own
 from firecaffe.data.sample_order import SampleOrder
 from firecaffe.errors import DataError, OwnCodeError, PreemptedError, RunError
