@@ -39,10 +39,7 @@ from firecaffe.shrink.compress_network import compress as make_small
 from firecaffe.shrink.layer_sizes import LayerSensitivity
 from firecaffe.shrink.pruning_rounds import parse_target
 from firecaffe.shrink.scheme import find_scheme
-from firecaffe.shrink.start_network import check_weights, parse_target, recipe_of_run
 from firecaffe.training.load import check_named, run_of
-from firecaffe.training.load import run_of
-from firecaffe.training.named import check_named
 
 BARS = " ▁▂▃▄▅▆▇█"
 LEAST_BAR, MOST_BAR = 0.1, 100.0

@@ -36,7 +36,7 @@ def main_data(argv: list[str]) -> int:
 def get_data(name: str, dest: str = "") -> Path:
     """Obtain a data set. Raises RecipeError for an unknown name; DataError if no way works."""
     from firecaffe.data import data_home
-    from firecaffe.data.get import get as get_published
+    from firecaffe.data.published import get as get_published
 
     if name not in PUBLISHED:
         raise RecipeError(

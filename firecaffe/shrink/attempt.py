@@ -39,10 +39,9 @@ from firecaffe.training.checkpoint import BEST
 from firecaffe.training.coded import describe, tensors_of
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluation import evaluate
-from firecaffe.training.first_weights import find_weights
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import counts_of, task_for
-from firecaffe.training.load import Trained, load_run, run_of
+from firecaffe.training.load import Trained, find_weights, load_run, run_of
 from firecaffe.training.trial import Trial, run_trials
 
 LOW_RANK_FILE = "0-low_rank.safetensors"

@@ -17,7 +17,6 @@ from firecaffe.data import (
     Data,
     DataParts,
     Dataset,
-    check_words,
     divide,
     is_images,
     num_classes,
@@ -26,13 +25,9 @@ from firecaffe.data import (
 from firecaffe.data.dataset import Layout, TensorLayout, layout_of
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.own_data import check_own
+from firecaffe.data.sources import check_words
 from firecaffe.errors import DataError, RecipeError, RunError
 from firecaffe.files import write_json
-from firecaffe.data import Data, DataParts, Dataset, divide, is_images, num_classes, open_data
-from firecaffe.data.dataset import TensorLayout, layout_of
-from firecaffe.data.own_data import check_own
-from firecaffe.data.sources import check_words
-from firecaffe.errors import DataError, RecipeError
 from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.inventory.network_state import check_state
 from firecaffe.models.extra_state import hold_extra_state

@@ -13,7 +13,7 @@ from firecaffe.cluster.agree import agree
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import group_of_one
 from firecaffe.data import Batches, Data
-from firecaffe.data.train_batches import BatchesAhead
+from firecaffe.data.batches import BatchesAhead
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.bucket_sums import Hook

@@ -25,8 +25,7 @@ from torch import Tensor, optim
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
-from firecaffe.data.train_batches import BatchesAhead, TrainBatches
-from firecaffe.data.batches import TrainBatches
+from firecaffe.data.batches import BatchesAhead, TrainBatches
 from firecaffe.exchange.leaves import Shares
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run

@@ -14,7 +14,6 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.attempt import ranks_of, with_ranks, write_network, write_start
 from firecaffe.shrink.scheme import Scheme
-from firecaffe.shrink.start_network import ranks_of, with_ranks, write_start
 from firecaffe.training.given_parts import NOTHING
 from firecaffe.training.load import Trained
 

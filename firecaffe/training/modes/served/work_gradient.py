@@ -18,10 +18,9 @@ from torch import Tensor, nn, optim
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Batch
-from firecaffe.data.train_batches import TrainBatches
+from firecaffe.data.batches import TrainBatches
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.events import Event
-from firecaffe.data.batches import TrainBatches
 from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served.coder import Coder
