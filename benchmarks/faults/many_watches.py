@@ -23,9 +23,9 @@ from multiprocessing.connection import Connection
 import psutil
 
 from firecaffe.cluster.links import links_of
-from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.watch import Watch
 from firecaffe.cluster.watch_message import WatchedPlace
+from firecaffe.cluster.world import pulse_beside
 
 SILENT_S = 20.0
 TIMEOUT_S = 300.0

@@ -9,8 +9,10 @@ import gc
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +22,7 @@ import torch
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
+from firecaffe.cluster import pulse
 from firecaffe.cluster.addresses import join_place, split_place
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import (
@@ -37,10 +40,10 @@ from firecaffe.cluster.hosts import say
 from firecaffe.cluster.launched_by import check_both_said, take_over
 from firecaffe.cluster.links import Shape, connect_ranks, links_of
 from firecaffe.cluster.process_settings import keep_freed_memory, variables_kept
-from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.secret import signed
+from firecaffe.cluster.verdict import beat_s
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import WatchedPlace
+from firecaffe.cluster.watch_message import PULSE, WatchedPlace, pack
 from firecaffe.errors import LaunchError, PeerLostError, memory_full
 
 TIMEOUT_S = 300.0
@@ -148,6 +151,34 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
         # If a rank is lost, a thread may still wait for it. The next world is a new one anyway: a
         # rank that has reported its own error and lives on makes it, too.
         groups.leave(is_lost=watch is not None and watch.fault is not None)
+
+
+@contextmanager
+def pulse_beside(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[None]:
+    """Run `cluster.pulse` as a process for a `with` block. Raises: LaunchError."""
+    if not sys.platform.startswith("linux"):  # other kernels do not say who is stopped
+        yield
+        return
+    numbers = [peer.fileno() for peer in sockets]
+    arguments = [os.getpid(), beat_s(silent_s), pack(PULSE, WatchedPlace()).hex(), *numbers]
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", pulse.__file__, *map(str, arguments)],
+            pass_fds=numbers,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            # It is no rank. But an interpreter may need the path of its libraries.
+            env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
+            start_new_session=True,  # a terminal's signals are for the rank
+        )
+    except OSError as error:
+        raise LaunchError(f"no process can be started beside the rank: {error}") from error
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 @contextmanager

@@ -20,10 +20,9 @@ from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.joining import Comes
 from firecaffe.cluster.links import links_of, star_of
 from firecaffe.cluster.process_settings import alone_in_process
-from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.watch import Watch
 from firecaffe.cluster.watch_message import WatchedPlace
-from firecaffe.cluster.world import World, join
+from firecaffe.cluster.world import World, join, pulse_beside
 from firecaffe.data import Data
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import AgreementError, RunError

@@ -30,7 +30,6 @@ from firecaffe.cluster.links import (
     most_links,
 )
 from firecaffe.cluster.pulse import is_stopped, write
-from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.verdict import BEATS
 from firecaffe.cluster.watch_message import (
     BEAT,
@@ -41,6 +40,7 @@ from firecaffe.cluster.watch_message import (
     pack,
     take_messages,
 )
+from firecaffe.cluster.world import pulse_beside
 from firecaffe.errors import LaunchError
 
 PLACED = {

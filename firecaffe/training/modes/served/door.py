@@ -8,9 +8,8 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.joining import COME_S, Comer, Door
-from firecaffe.cluster.pulse_process import pulse_beside
 from firecaffe.cluster.secret import own_secret
-from firecaffe.cluster.world import World, lasting_place, lasting_store
+from firecaffe.cluster.world import World, lasting_place, lasting_store, pulse_beside
 from firecaffe.errors import FirecaffeError, LaunchError
 from firecaffe.training.modes.served.messages import Messages
 from firecaffe.training.modes.served.real_clock import Arrivals, Came, ClockLearner, RemoteLearner
