@@ -11,6 +11,7 @@ In a training script of your own, `firecaffe.parallelize(model)` replaces Distri
 and `firecaffe.adapt` has what else fits into one.
 """
 
+import sys
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,13 @@ _RENAMED = {
 __all__ = sorted(_PLACES)
 
 
+def why_not(system: str = sys.platform) -> str:
+    """Return in one line why firecaffe cannot run on a system; empty if it can."""
+    if system == "win32":
+        return "Windows - the file locks and signals that firecaffe needs are Unix's - use WSL 2"
+    return ""
+
+
 def __getattr__(name: str) -> Any:
     if name in _RENAMED:
         warnings.warn(
@@ -139,8 +147,6 @@ def __getattr__(name: str) -> Any:
         return version("firecaffe")
     if name not in _PLACES:
         raise AttributeError(f"module 'firecaffe' has no attribute {name!r}")
-    from firecaffe.platforms import why_not
-
     if problem := why_not():
         raise ImportError(problem)
     module = import_module(f"firecaffe.{_PLACES[name]}")

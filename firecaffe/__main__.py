@@ -15,7 +15,7 @@ if __name__ == "__main__":
 
 from typing import NoReturn
 
-from firecaffe.platforms import why_not
+from firecaffe import why_not
 
 if problem := why_not():  # the modules below need Unix
     print(f"firecaffe: {problem}", file=sys.stderr)

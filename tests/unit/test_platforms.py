@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from firecaffe import why_not
 from firecaffe.data.shard_files import _Opened
-from firecaffe.platforms import why_not
 
 
 def test_windows_alone_is_refused_in_one_line() -> None:
