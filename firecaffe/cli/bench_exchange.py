@@ -57,13 +57,7 @@ def make_parser() -> Parser:
         notes=NOTES,
     )
     add = parser.add
-    add(
-        "--nproc-per-node",
-        type=int,
-        default=None,
-        metavar="N",
-        help="ranks to start on this host; else 2",
-    )
+    add("--nproc-per-node", type=int, metavar="N", help="ranks to start on this host; else 2")
     add(
         "--exchanges",
         default="all",
@@ -73,7 +67,6 @@ def make_parser() -> Parser:
     add(
         "--compressors",
         type=str,
-        default=None,
         metavar="A,B",
         help="codecs whose sums are timed too, as exchange.compressor has them",
     )
@@ -92,7 +85,6 @@ def make_parser() -> Parser:
     add(
         "--link",
         type=str,
-        default=None,
         metavar="RATE",
         help="rate of a rank's link, one way, in bits/s, as 200M or 2.5G (k is 1000); else as "
         "measured",

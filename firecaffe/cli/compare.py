@@ -34,14 +34,12 @@ def make_parser() -> Parser:
     add(
         "--target",
         type=float,
-        default=None,
         metavar="VALUE",
         help="with --by recipe: compare the time to this value of the metric",
     )
     add(
         "--band",
         type=float,
-        default=None,
         metavar="POINTS",
         help="with --by recipe: differences of the metric up to this are equivalent; else 0.3 "
         "points of a share, 1 in 100 of others",

@@ -67,7 +67,6 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add(
         "--workers",
         type=str,
-        default=None,
         metavar="N,N",
         help="numbers of workers, as 1,2,4,8; else powers of two",
     )
@@ -75,7 +74,6 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add(
         "--compressors",
         type=str,
-        default=None,
         metavar="A,B",
         help="all, or names with commas, none for float32; else the recipe's",
     )
@@ -83,7 +81,6 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add(
         "--ways",
         type=str,
-        default=None,
         metavar="A,B",
         help="also forecast other ways to share the network: all, or names with commas",
     )
@@ -115,7 +112,6 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add(
         "--noise-scale",
         type=float,
-        default=None,
         metavar="N",
         help="gradient noise scale, as firecaffe explain says it; one batch is enough then",
     )
@@ -144,11 +140,10 @@ def make_parser(has_recipe: bool = False) -> Parser:
         add = parser.add_group("instead of a recipe")
         add("--model", metavar="NAME", help=NAME)
         network_words(add)
-        add("--global-batch-size", type=int, default=None, metavar="N", help="batch of --model")
+        add("--global-batch-size", type=int, metavar="N", help="batch of --model")
         add(
             "--micro-batch-size",
             type=int,
-            default=None,
             metavar="N",
             help="micro-batch of --model; else the largest power of two up to 256 (on a CPU: 8) "
             "that fits",

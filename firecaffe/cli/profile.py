@@ -31,13 +31,7 @@ def make_parser() -> Parser:
         action="store_true",
         help="show what each worker sends, by data and with layers split",
     )
-    add(
-        "--workers",
-        type=int,
-        default=None,
-        metavar="N",
-        help="with --parallel: number of workers; else 8",
-    )
+    add("--workers", type=int, metavar="N", help="with --parallel: number of workers; else 8")
     parser.add_trust()
     add("--json", action="store_true", help="print JSON")
     return parser

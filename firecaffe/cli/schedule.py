@@ -40,7 +40,6 @@ def make_parser() -> Parser:
     add(
         "--elements",
         type=int,
-        default=None,
         metavar="N",
         help=f"length of the float32 vector; else {ELEMENTS_PER_RANK} for each rank",
     )
@@ -48,7 +47,6 @@ def make_parser() -> Parser:
     add(
         "--micro-batches",
         type=int,
-        default=None,
         metavar="N",
         help=f"micro-batches of a step, for {FOLD}; else {MICRO_BATCHES}",
     )

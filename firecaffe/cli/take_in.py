@@ -90,7 +90,6 @@ def make_parser_pack() -> Parser:
     add(
         "--hold-out",
         type=float,
-        default=None,
         metavar="SHARE",
         help="share that becomes the test part, if the source has none; else 0.1",
     )

@@ -43,7 +43,6 @@ def make_parser() -> Parser:
     add(
         "--band",
         type=float,
-        default=None,
         metavar="POINTS",
         help="loss of the metric that is allowed; else 0.3 points of a share, 1 in 100 of others",
     )

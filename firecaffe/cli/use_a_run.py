@@ -132,7 +132,6 @@ def make_parser_export() -> Parser:
     add(
         "--to",
         choices=["safetensors", "onnx", "torch_export", "caffemodel"],
-        default=None,
         help="format of the file",
     )
     parser.add_best()
