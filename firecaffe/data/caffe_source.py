@@ -124,7 +124,7 @@ def open_caffe_test(config: DataConfig) -> TestPart | None:
     _, layers, test_layers = _opened(config)
     if not test_layers or all(is_there(layer, config.path) for layer in layers):
         return None
-    return TestPart(_set(test_layers, TEST, config))
+    return _set(test_layers, TEST, config), ()
 
 
 def _opened(config: DataConfig) -> tuple[Message, list[DataLayer], list[DataLayer]]:

@@ -54,11 +54,8 @@ class DataParts(NamedTuple):
     """Lines for the user about the data."""
 
 
-class TestPart(NamedTuple):
-    """The test part of a data set that has no training samples."""
-
-    test: Dataset
-    notes: tuple[str, ...] = ()
+TestPart = tuple[Dataset, tuple[str, ...]]
+"""The test part of a data set that has no training samples, and lines about it."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +148,7 @@ def open_test_images(config: DataConfig) -> TestPart | None:
     part = open_test_folder(data_path(config))
     if part is None:
         return None
-    return TestPart(_decoded(part, config), _notes_of_folders([part], config))
+    return _decoded(part, config), _notes_of_folders([part], config)
 
 
 def open_packed(config: DataConfig) -> DataParts:
@@ -176,7 +173,7 @@ def open_test_shards(config: DataConfig) -> TestPart | None:
         return None
     files = open_files(root, config.cache, config.cache_bytes)
     test = _packed_part(packed, tests[0], files, config)
-    return TestPart(test, _notes_of_shards({tests[0]: test}, root, config))
+    return test, _notes_of_shards({tests[0]: test}, root, config)
 
 
 def _list_of(config: DataConfig) -> tuple[PackedSet, str]:

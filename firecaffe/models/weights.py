@@ -4,7 +4,7 @@ import hashlib
 import re
 import zipfile
 from collections.abc import Container, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,6 @@ class FirstWeights:
     unexpected: list[str]
     reshaped: dict[str, str]
     """Names in both with different shapes, which are fresh; and the two shapes."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def line(self) -> str:

@@ -5,7 +5,7 @@ It is built first, and then connected: its reducers are made, and what runs its 
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -99,7 +99,7 @@ class Findings:
     def row(self) -> dict[str, Any]:
         return {
             "frozen_parameters": len(self.frozen.names),
-            "first_weights": self.first_weights and self.first_weights.as_dict(),
+            "first_weights": self.first_weights and asdict(self.first_weights),
             "inventory": self.inventory and self.inventory.row,
             "cost_of_determinism": self.cost_of_determinism,
         }

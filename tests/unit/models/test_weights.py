@@ -1,6 +1,7 @@
 """First weights from a file: what fits is taken, what does not is told, no code is run."""
 
 from collections import OrderedDict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_a_new_head_stays_fresh_and_all_is_told(tmp_path: Path) -> None:
     assert bool((network.stem.weight == 0.5).all())
     for said in ("6 of the network's 9", "head.weight 1000x4 for 3x4", "stem.bias", "extra.weight"):
         assert said in found.line
-    assert found.as_dict()["reshaped"] == found.reshaped
+    assert asdict(found)["reshaped"] == found.reshaped
 
 
 def test_values_are_converted_to_the_networks_type(tmp_path: Path) -> None:
