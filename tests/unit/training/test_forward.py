@@ -1,7 +1,6 @@
 """Forward passes: random numbers by key, threads by recipe, mixed samples, and evaluations."""
 
 import copy
-import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -336,13 +335,9 @@ def uneven_loss(outputs: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(outputs, labels) * 1000.0 ** labels[0]
 
 
-def of_two_ranks(_: World, text: str) -> list[str]:
-    """One rank's text, as if two had said it: rank 0 the batches of rank 1."""
-    said = json.loads(text)
-    return [
-        json.dumps({"rows": said["rows"][place::2], "classes": said["classes"][place::2]})
-        for place in (1, 0)
-    ]
+def of_two_ranks(_: World, said: dict[str, list[Any]]) -> list[dict[str, list[Any]]]:
+    """What one rank says, as if two had said it: rank 0 the batches of rank 1."""
+    return [{name: values[place::2] for name, values in said.items()} for place in (1, 0)]
 
 
 def test_what_ranks_say_is_added_in_the_order_of_batches(
@@ -351,7 +346,7 @@ def test_what_ranks_say_is_added_in_the_order_of_batches(
     task = replace(task_of(TaskConfig(), NUM_CLASSES), loss=uneven_loss)
     words = net, task, data, DataConfig(), TrainConfig(eval_batch_size=1), ALONE
     expected = evaluate(*words)
-    monkeypatch.setattr(evaluation, "gather_text", of_two_ranks)
+    monkeypatch.setattr(evaluation, "gather_json", of_two_ranks)
     assert evaluate(*words) == expected
 
 
