@@ -150,7 +150,8 @@ def _try(metric: Metric, outputs: Any, targets: Any) -> None:
 def _failure(said: str, error: Exception, is_own: bool) -> RecipeError:
     if is_own:
         return failed(f"{said}: it", error)
-    return RecipeError(f"{said}: {(str(error).splitlines() or [type(error).__name__])[0]}")
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return RecipeError(f"{said}: {line}")
 
 
 def _kinds(targets: Any) -> str:
@@ -178,9 +179,7 @@ def check_input(model: nn.Module, task: Task, recipe: Recipe, dataset: Dataset) 
 
 def _not_taken(recipe: Recipe, what: str, error: Exception) -> RecipeError:
     said = f"model.name {recipe.model.name!r} does not take {what}"
-    if recipe.model.name in MODELS:
-        return RecipeError(f"{said}: {_first_line(error)}")
-    return failed(f"{said}: it", error)
+    return _failure(said, error, is_own=recipe.model.name not in MODELS)
 
 
 def check_outputs(
@@ -241,10 +240,6 @@ def samples_words(dataset: Dataset, layout: Layout) -> str:
     if is_images(dataset):
         return f"images of {'x'.join(map(str, layout.inputs.shape))}"
     return f"inputs of {tree_words(layout.inputs)}"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:

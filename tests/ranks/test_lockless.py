@@ -25,7 +25,7 @@ from firecaffe.data import Batch, Batches, TensorDataset
 from firecaffe.errors import FirecaffeError
 from firecaffe.synchrony.server_policies import Leaf
 from firecaffe.training.modes.served.lockless import LocklessBench, Rule
-from firecaffe.training.modes.served.messages import parcel_bytes
+from firecaffe.training.modes.served.server_memory import parcel_bytes
 from tests.kit.training import data, network
 from tests.kit.worlds import Trained, Training, checkpoint_of
 from tests.ranks.networks import Everything

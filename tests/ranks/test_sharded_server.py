@@ -19,10 +19,9 @@ from firecaffe.training.checkpoint import load_checkpoint
 from firecaffe.training.modes.served import owner, server_memory
 from firecaffe.training.modes.served.carrier import ASK, OwnerHead, OwnerLayout
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.messages import Parcel
 from firecaffe.training.modes.served.owner import cut
 from firecaffe.training.modes.served.owners import TELL, OwnerLines
-from firecaffe.training.modes.served.server_memory import bytes_in_file
+from firecaffe.training.modes.served.server_memory import Parcel, bytes_in_file
 from firecaffe.transport.lane import store_of
 from tests.kit.worlds import Trained, checkpoint_of
 from tests.ranks.killed import killed

@@ -24,9 +24,8 @@ from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.events import from_row, to_row
 from firecaffe.synchrony.server_policies import Work, row_of, work_of
 from firecaffe.training.modes.served.coder import Coder, are_finite
-from firecaffe.training.modes.served.messages import Parcel
 from firecaffe.training.modes.served.owner import Owner, Shard
-from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.server_memory import Gradient, Parcel
 from firecaffe.training.modes.served.work_gradient import UpdateOrder
 from firecaffe.transport.lane import Line
 

@@ -25,8 +25,7 @@ from firecaffe.solvers.caffe_solvers import CaffeSGD
 from firecaffe.solvers.optimizer import set_rate
 from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.modes.served.coder import are_finite
-from firecaffe.training.modes.served.messages import Parcel, parcel_bytes
-from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.server_memory import Gradient, Parcel, parcel_bytes
 from firecaffe.training.modes.served.work_gradient import Bench, Contribution, Holders, Workbench
 from firecaffe.transport.local_ranks import meet_local_ranks
 

@@ -16,41 +16,9 @@ from torch import Tensor, nn
 from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient
+from firecaffe.training.modes.served.server_memory import Gradient, Parcel
 from firecaffe.training.modes.served.work_gradient import Contribution
 from firecaffe.transport.lane import Lane
-
-
-class Parcel:
-    """Host memory for tensors of known dtypes and shapes; both ends make it the same way."""
-
-    def __init__(self, examples: Mapping[str, Tensor], data: Tensor | None = None) -> None:
-        """Use `data`, of `parcel_bytes` bytes, or allocate memory."""
-        self.places: dict[str, int] = {}
-        places, end = self.places, 0
-        for name, example in examples.items():
-            places[name] = end
-            end += _aligned(example)
-        self.data = torch.zeros(end, dtype=torch.uint8) if data is None else data
-        self.views = {
-            name: self.data[places[name] : places[name] + example.numel() * example.dtype.itemsize]
-            .view(example.dtype)
-            .view(example.shape)
-            for name, example in examples.items()
-        }
-
-    def fill(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            self.views[name].copy_(tensor.detach())
-
-
-def parcel_bytes(examples: Mapping[str, Tensor]) -> int:
-    return sum(map(_aligned, examples.values()))
-
-
-def _aligned(tensor: Tensor) -> int:
-    return -(-tensor.numel() * tensor.dtype.itemsize // ALIGNMENT) * ALIGNMENT
-
 
 WORK, END = range(2)
 

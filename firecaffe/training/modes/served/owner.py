@@ -28,11 +28,11 @@ from firecaffe.solvers.caffe_solvers import set_delay
 from firecaffe.solvers.optimizer_state import OptimizerNumbers
 from firecaffe.synchrony.events import Push
 from firecaffe.synchrony.server_policies import Leaf, Work
-from firecaffe.training.modes.served.messages import Parcel
 from firecaffe.training.modes.served.server import Server
 from firecaffe.training.modes.served.server_memory import (
     ALIGNMENT,
     Gradient,
+    Parcel,
     ServerMemory,
     bytes_in_file,
 )

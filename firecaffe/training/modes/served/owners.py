@@ -32,7 +32,6 @@ from firecaffe.training.modes.served.carrier import (
     listen,
     send_order,
 )
-from firecaffe.training.modes.served.messages import Parcel
 from firecaffe.training.modes.served.owner import (
     HeldRuns,
     Owner,
@@ -44,7 +43,7 @@ from firecaffe.training.modes.served.owner import (
     put_together,
 )
 from firecaffe.training.modes.served.server import Server, late_rule
-from firecaffe.training.modes.served.server_memory import Gradient
+from firecaffe.training.modes.served.server_memory import Gradient, Parcel
 from firecaffe.training.modes.served.server_steps import weight_of
 from firecaffe.training.modes.served.work_gradient import (
     Bench,

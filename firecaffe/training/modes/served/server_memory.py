@@ -31,20 +31,45 @@ ALIGNMENT = 64
 """Bytes. Each tensor begins at a multiple of it."""
 
 
+class Parcel:
+    """Host memory for tensors of known dtypes and shapes; both ends make it the same way."""
+
+    def __init__(self, examples: Mapping[str, Tensor], data: Tensor | None = None) -> None:
+        """Use `data`, of `parcel_bytes` bytes, or allocate memory."""
+        self.places: dict[str, int] = {}
+        places, end = self.places, 0
+        for name, example in examples.items():
+            places[name] = end
+            end += _aligned(example)
+        self.data = torch.zeros(end, dtype=torch.uint8) if data is None else data
+        self.views = {
+            name: self.data[places[name] : places[name] + example.numel() * example.dtype.itemsize]
+            .view(example.dtype)
+            .view(example.shape)
+            for name, example in examples.items()
+        }
+
+    def fill(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self.views[name].copy_(tensor.detach())
+
+
+def parcel_bytes(examples: Mapping[str, Tensor]) -> int:
+    return sum(map(_aligned, examples.values()))
+
+
+def _aligned(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.dtype.itemsize // ALIGNMENT) * ALIGNMENT
+
+
 def copy_in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy dense tensors on the host into a mapped file. Raises: RunError if there is no room.
 
     The copies have the tensors' strides, on which the bits of a convolution may depend.
     """
-    places, end = {}, 0
-    for name, tensor in tensors.items():
-        places[name] = end
-        end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-    data, copies = bytes_in_file(end), {}
-    for name, tensor in tensors.items():
-        run = data[places[name] : places[name] + tensor.nbytes].view(tensor.dtype)
-        copies[name] = run.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
-    return copies
+    parcel = Parcel(tensors, bytes_in_file(parcel_bytes(tensors)))
+    runs = {name: view.view(-1) for name, view in parcel.views.items()}
+    return {n: runs[n].as_strided(t.shape, t.stride()).copy_(t) for n, t in tensors.items()}
 
 
 def bytes_in_file(size: int) -> Tensor:

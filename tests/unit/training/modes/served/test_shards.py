@@ -17,7 +17,6 @@ from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, Work
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.modes.served.carrier import Order, Teller
-from firecaffe.training.modes.served.messages import Parcel
 from firecaffe.training.modes.served.owner import (
     HeldRuns,
     Owner,
@@ -28,7 +27,7 @@ from firecaffe.training.modes.served.owner import (
     put_together,
 )
 from firecaffe.training.modes.served.server import Server, late_rule
-from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient
+from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient, Parcel
 from firecaffe.training.modes.served.server_steps import weight_of
 from firecaffe.training.modes.served.work_gradient import Contribution, UpdateOrder
 from firecaffe.training.updates.every_rank import Applier
