@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from benchmarks.exchange.overlap import BACKWARD_S, FORWARD_S, SleepingLayer
 from firecaffe.cluster.world import join
-from firecaffe.parallel.pipeline import ORDERS, idle_share
 from firecaffe.parallel.stage_run import StageRunner
-from firecaffe.parallel.stages import cut_stages
+from firecaffe.parallel.stages import ORDERS, cut_stages, idle_share
 from tests.world import Ranks
 
 STAGES, MICRO_BATCHES, STEPS = (2, 4), (1, 2, 4, 8, 16), 4

@@ -26,7 +26,7 @@ from benchmarks.emulated.virtual_cluster import VirtualCluster, parse_rate
 from benchmarks.kit import raw_lines
 from benchmarks.kit.made_up_images import RECIPE
 from firecaffe.models.googlenet import GoogLeNet
-from firecaffe.parallel.pipeline import idle_share
+from firecaffe.parallel.stages import idle_share
 from firecaffe.runs.rank_times import explain, read_timings
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.score import score, score_parallel

@@ -15,7 +15,7 @@ from firecaffe.api.argument_checks import paths_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.errors import FirecaffeError, RecipeError, RunError
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.parallel.pipeline import idle_share
+from firecaffe.parallel.stages import idle_share
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.recipe.refusals import is_refused
 from firecaffe.runs.explain_modes import (

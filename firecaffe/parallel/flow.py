@@ -1,4 +1,8 @@
-"""The exchanges between layers, each with its conjugate as its gradient.
+"""The parts that a rank holds, and what ranks exchange, each with its conjugate as its gradient.
+
+The bits of a matrix product depend on its shape. So what is split has a fixed number of parts, each
+computed separately, on any number of ranks. A tree over parts, which continues across ranks like
+that over micro-batches, makes the sums. So the number of ranks changes no bit.
 
 | forward | backward |
 |---|---|
@@ -14,14 +18,142 @@ Source: Shoeybi et al. 2019 (Megatron-LM), section 3, for the conjugate pairs.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from firecaffe.cluster.group import Group
+from firecaffe.exchange.collectives import find_collective
+from firecaffe.exchange.fold import inputs_of
+from firecaffe.exchange.leaves import Node, TreeSum, equal_shares
+from firecaffe.exchange.schedule import ALL_GATHER
 from firecaffe.parallel.cut import Cut
-from firecaffe.parallel.parts import PartGroup
+from firecaffe.transport.fold_nodes import NodeSum
+from firecaffe.transport.run_schedule import Collectives
+
+
+class PartGroup:
+    """Ranks that hold one model in parts. All must call the same exchanges, in the same order."""
+
+    def __init__(self, group: Group, num_parts: int) -> None:
+        """Make the group. Raises: ValueError if the ranks cannot hold equal numbers of parts."""
+        if num_parts % group.world_size:
+            raise ValueError(f"{group.world_size} ranks cannot hold {num_parts} parts equally")
+        self.group = group
+        self.num_parts = num_parts
+        self.shares = equal_shares(num_parts, group.world_size)
+        self._sum = NodeSum(group, inputs_of(num_parts, self.shares), num_parts)
+        self.collectives = Collectives(group)
+
+    @property
+    def own(self) -> range:
+        return self.shares[self.group.rank]
+
+    @property
+    def first_own(self) -> int:
+        """The place of the first part of this rank's own samples, among its parts of a tensor."""
+        return 0
+
+    @property
+    def seconds(self) -> float:
+        return self.collectives.seconds + self._sum.seconds
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        # The same ranks hold a copy of a network.
+        return self
+
+    def copies(self, whole: Tensor) -> list[Tensor]:
+        """Return a tensor per part of this rank, contiguous because strides may change bits."""
+        whole = whole.contiguous()
+        return [whole.view_as(whole) for _ in self.own]
+
+    def sum(self, own: Sequence[Tensor]) -> Tensor:
+        """Return the sum over all parts, by the tree, on all ranks. Raises: PeerLostError.
+
+        `own` has an addend for each of this rank's parts, of one shape. They are not changed.
+        """
+        nodes = [node.reshape(-1) for node in self._nodes(own)]
+        return self._sum(nodes).view(own[0].shape)
+
+    def sum_own(self, own: Sequence[Tensor], cut: Cut, dim: int) -> list[Tensor]:
+        """Return this rank's parts of `sum`, at half of its cost. Raises: PeerLostError."""
+        nodes = self._nodes(own)
+        if self.group.exchange_group is None:
+            return self.slice(nodes[0], cut, dim)
+        shapes = self._shapes(own[0], cut, dim)
+        most = max(shape.numel() for shape in shapes)  # all send as much as the largest
+        vectors = []
+        for node in nodes:
+            rows = node.new_zeros(len(shapes), most)
+            for row, share, shape in zip(rows, self.shares, shapes, strict=True):
+                row[: shape.numel()].view(shape).copy_(
+                    node.narrow(dim, cut[share.start], shape[dim])
+                )
+            vectors.append(rows.view(-1))
+        shape = shapes[self.group.rank]
+        total = self._sum.scattered(vectors)[: shape.numel()].view(shape)
+        lengths = [cut[part + 1] - cut[part] for part in self.own]
+        return [
+            part.clone(memory_format=torch.contiguous_format)
+            for part in torch.split(total, lengths, dim)
+        ]
+
+    def gather(self, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
+        """Return the whole tensor on all ranks, from parts of `dim`. Raises: PeerLostError."""
+        if self.group.exchange_group is None:
+            return torch.cat(list(own), dim)
+        shapes = self._shapes(own[0], cut, dim)
+        return torch.cat(self._all_gather(own, shapes, dim), dim)
+
+    def _shapes(self, own: Tensor, cut: Cut, dim: int) -> list[torch.Size]:
+        shape, shapes = list(own.shape), []
+        for share in self.shares:
+            shape[dim] = cut[share.stop] - cut[share.start]
+            shapes.append(torch.Size(shape))
+        return shapes
+
+    def _all_gather(
+        self, parts: Sequence[Tensor], shapes: Sequence[torch.Size], dim: int
+    ) -> list[Tensor]:
+        # Returns the tensors of all ranks as views of one vector. All send as much as the largest.
+        most = max(shape.numel() for shape in shapes)
+        size = self.group.world_size
+        vector = parts[0].new_empty(size * most)
+        places = [
+            row[: shape.numel()].view(shape)
+            for row, shape in zip(vector.view(size, most), shapes, strict=True)
+        ]
+        torch.cat(list(parts), dim, out=places[self.group.rank])
+        make = partial(find_collective(ALL_GATHER, "sharded_parameter_server"), size)
+        self.collectives.run(ALL_GATHER, make, vector, range(size))
+        return places
+
+    def call(self, part: nn.Module, number: int, *inputs: Any) -> Tensor:
+        made: Tensor = part(*inputs)
+        return made
+
+    def _nodes(self, own: Sequence[Tensor]) -> list[Tensor]:
+        # This rank's nodes of the tree over parts, as tensors that may be added to in place.
+        counter: TreeSum[Tensor] = TreeSum(self.num_parts, torch.add)
+        for part, addend in zip(self.own, own, strict=True):
+            counter.push(Node(0, part), addend)
+        # The addends must not change, so copy them.
+        return [
+            value.clone() if any(value is a for a in own) else value for _, value in counter.pending
+        ]
+
+    def slice(self, whole: Tensor, cut: Cut, dim: int) -> list[Tensor]:
+        """Return this rank's parts of a whole tensor, copied because alignment may change bits."""
+        return [
+            whole.narrow(dim, cut[part], cut[part + 1] - cut[part]).clone(
+                memory_format=torch.contiguous_format
+            )
+            for part in self.own
+        ]
 
 
 def copy(group: PartGroup, whole: Tensor) -> tuple[Tensor, ...]:

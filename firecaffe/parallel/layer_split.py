@@ -12,14 +12,12 @@ from torch.utils._pytree import tree_leaves
 
 from firecaffe.cluster.agree import agree, digest
 from firecaffe.errors import RecipeError
+from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.layers_in_parts import HeldShare, Piece, SplitLayer, SplitPlace
-from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.split_kinds import SPLITS, can_split, check_elements, make_split, why_not
+from firecaffe.parallel.stages import HOOKS
 from firecaffe.parallel.tensor import whole
 from firecaffe.transport.collect import HeldPart, collect, list_wholes
-
-HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-"""Attributes in which a layer keeps hooks; the old form of weight_norm has one."""
 
 
 class Split(nn.Module):

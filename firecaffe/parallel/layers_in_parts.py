@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from firecaffe.errors import RecipeError
 from firecaffe.parallel import flow
 from firecaffe.parallel.cut import Cut, cut
+from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.own_samples import OwnSamples
-from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.rows import seen_of
 from firecaffe.parallel.slide import Slide, check_enough, padding_of
 from firecaffe.parallel.tensor import TensorInParts, copies_of, parts_of

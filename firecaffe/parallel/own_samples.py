@@ -34,7 +34,7 @@ from firecaffe.exchange.fold import inputs_of
 from firecaffe.exchange.leaves import sum_of_nodes
 from firecaffe.exchange.schedule import ALL_TO_ALL
 from firecaffe.parallel.cut import Cut
-from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.flow import PartGroup
 from firecaffe.transport.local_ranks import LocalRanks
 from firecaffe.transport.run_schedule import Collectives
 

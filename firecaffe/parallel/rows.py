@@ -21,8 +21,7 @@ from torch import Tensor
 
 from firecaffe.exchange.schedule import ALL_TO_ALL, Schedule, Transfer, from_rounds
 from firecaffe.parallel.cut import Cut, cut
-from firecaffe.parallel.flow import with_conjugate
-from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.flow import PartGroup, with_conjugate
 from firecaffe.parallel.slide import Slide, pair, pool_slide, windows_of
 
 if TYPE_CHECKING:

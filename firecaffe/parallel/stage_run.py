@@ -30,8 +30,7 @@ from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import RecipeError
 from firecaffe.generators import TORCH, all_states, changed
 from firecaffe.parallel.passed import Packed, check_apart, pack, room_for, tensors_in, unpack
-from firecaffe.parallel.pipeline import ORDERS
-from firecaffe.parallel.stages import Stage
+from firecaffe.parallel.stages import ORDERS, Stage
 from firecaffe.transport.lane import Line
 from firecaffe.transport.worker import Worker, raise_failure, wait_for
 

@@ -5,12 +5,19 @@ order is that of the calls. So a later stage adds to a gradient, and dropout dra
 the whole network, and the bits are the network's. torch.fx traces the network's forward, and that
 of each module inside which a stage begins; their conditions on data cannot be traced. All other
 modules are called as they are. A value for a later stage passes through those between.
+
+The order in which each stage computes is a value too.
+A micro-batch goes forward through all stages, which are runs of layers, and then backward. Others
+may be in other stages at the same time. Both orders leave a stage idle for the same time; 1f1b
+holds fewer activations. Source: Huang et al. 2019 (GPipe, arXiv 1811.06965); Narayanan et al. 2019
+(PipeDream, SOSP '19) and 2021 (arXiv 2104.04473): 1f1b with a flush is PipeDream-Flush.
 """
 
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
@@ -18,6 +25,7 @@ from torch import fx, nn
 from firecaffe.errors import RecipeError
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Attributes in which a layer keeps hooks; the old form of weight_norm has one."""
 
 
 @dataclass(frozen=True)
@@ -234,3 +242,47 @@ def _check_held_once(
 def _held_twice(name: str, other: str) -> str:
     which = f"{name} is used" if name == other else f"{other} and {name} are one tensor, used"
     return f"stages: {which} in two stages; let no stage begin between them"
+
+
+class Action(NamedTuple):
+    is_forward: bool
+    micro_batch: int
+
+
+def gpipe(num_stages: int, num_micro_batches: int, stage: int) -> tuple[Action, ...]:
+    """Return forward of all m micro-batches, then backward of all; m are held at once."""
+    numbers = range(num_micro_batches)
+    return (*(Action(True, n) for n in numbers), *(Action(False, n) for n in numbers))
+
+
+def one_forward_one_backward(
+    num_stages: int, num_micro_batches: int, stage: int
+) -> tuple[Action, ...]:
+    """Return a forward per later stage, then both in turn; stage k of K holds at most K - k."""
+    ahead = min(num_stages - stage - 1, num_micro_batches)
+    actions = [Action(True, n) for n in range(ahead)]
+    for backward in range(num_micro_batches):
+        if backward + ahead < num_micro_batches:
+            actions.append(Action(True, backward + ahead))
+        actions.append(Action(False, backward))
+    return tuple(actions)
+
+
+Order = Callable[[int, int, int], tuple[Action, ...]]
+"""(stages, micro-batches, stage) -> that stage's actions. Backward has the order of forward."""
+
+ORDERS: dict[str, Order] = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
+
+
+def idle_share(num_stages: int, num_micro_batches: int) -> Fraction:
+    """Return a stage's idle share of a step, (K - 1) / (m + K - 1), for equal stages."""
+    return Fraction(num_stages - 1, num_micro_batches + num_stages - 1)
+
+
+def most_held(actions: Sequence[Action]) -> int:
+    """Return the most micro-batches whose activations a stage holds at once."""
+    held = most = 0
+    for action in actions:
+        held += 1 if action.is_forward else -1
+        most = max(most, held)
+    return most

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from firecaffe.errors import RecipeError
 from firecaffe.parallel import flow, rows
 from firecaffe.parallel.cut import Cut, scaled
-from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.rows import with_halos
 
 Function = Callable[..., Any]

@@ -32,14 +32,6 @@ def gather_numbers(workers: int, numbers: float, elements: int) -> float:
     return (workers - 1) * ceil(elements / workers) * numbers / elements
 
 
-def halo_numbers(workers: int, numbers: float, elements: int, halo: int) -> float:
-    """Return what each sends for halos: the mean, because the first and last send on one side.
-
-    `elements` are of all parts. A part sees `halo` on both sides together, at most a worker's own.
-    """
-    return (workers - 1) * halo * numbers / elements / workers
-
-
 def data_numbers(layer: Sizes, workers: int) -> float:
     """Data parallelism, for a batch of any size: the weights' gradients are summed."""
     return sum_numbers(workers, layer.weights)

@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_leaves
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
-from firecaffe.parallel.pipeline import ORDERS, Action, most_held
-from firecaffe.parallel.stages import cut_stages
+from firecaffe.parallel.stages import ORDERS, Action, cut_stages, most_held
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.cluster import Device
 from firecaffe.planner.compute_time import MicroBatch, correction, data_s, layer_s, update_s

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
-from firecaffe.parallel.pipeline import Action
+from firecaffe.parallel.stages import Action
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.compute_time import data_s, update_s

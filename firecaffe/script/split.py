@@ -11,8 +11,8 @@ from torch.distributed import ProcessGroup
 from firecaffe.cluster.agree import agree, take_from_first
 from firecaffe.cluster.from_script import from_script
 from firecaffe.inventory.network_state import check_state
+from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.layer_split import Split, check_parts, choose_layers, replace_layers
-from firecaffe.parallel.parts import PartGroup
 from firecaffe.script.script_arguments import (
     ArgumentError,
     check_group,

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.layer_split import choose_layers, replace_layers
-from firecaffe.parallel.parts import PartGroup
 
 WORDS = {"classifier.*": "neurons", "classifier.3": "inputs"}
 PARTS = 4

@@ -20,7 +20,7 @@ from firecaffe.exchange.pieces import pieces
 from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, BROADCAST, shard
 from firecaffe.measure.known_sum import interpret
 from firecaffe.parallel.cut import cut
-from firecaffe.parallel.parts import PartGroup
+from firecaffe.parallel.flow import PartGroup
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.fold_nodes import NodeWire
 from firecaffe.transport.run_schedule import Collectives

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from firecaffe.cluster.world import join
 from firecaffe.errors import PeerLostError, RecipeError
-from firecaffe.parallel.pipeline import ORDERS
 from firecaffe.parallel.stage_run import MicroBatches, StageRunner
-from firecaffe.parallel.stages import cut_stages
+from firecaffe.parallel.stages import ORDERS, cut_stages
 from tests.ranks.staged import LEAVES, Found, Step, case, each_leaf, in_stages, whole
 from tests.world import Ranks
 

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_map
 
 from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, SampleOrder
-from firecaffe.parallel.pipeline import idle_share
 from firecaffe.parallel.stage_run import MicroBatches, StageRunner
+from firecaffe.parallel.stages import idle_share
 from firecaffe.training.evaluation import EvalBatch
 from firecaffe.training.forward import Forward, laid_out
 from firecaffe.training.holdings.holding import Ready

@@ -13,10 +13,10 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.drawing import named_tensors
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK, ParallelConfig
+from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.layer_split import choose_layers, own_pieces, replace_layers
 from firecaffe.parallel.layers_in_parts import SplitLayer
 from firecaffe.parallel.own_samples import OwnSamples
-from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.tensor import whole
 from firecaffe.training.parallel.cut_pieces import FreshNetwork, Names, PieceSource
 from firecaffe.training.parallel.mesh import Mesh, mark_cut_up

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map, tree_map_only
 from firecaffe.errors import RecipeError
 from firecaffe.models.drawing import named_tensors
 from firecaffe.parallel.config import ParallelConfig
+from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.layer_split import own_pieces, replace_layers
-from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.stages import Stage, cut_stages
 from firecaffe.parallel.tensor import TensorInParts, whole
 from firecaffe.training.evaluation import evaluating

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.cluster.group import Group
+from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.layer_split import Split, choose_layers, replace_layers
-from firecaffe.parallel.parts import PartGroup
 
 TOLERANCE = 1e-10
 

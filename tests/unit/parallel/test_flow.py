@@ -17,8 +17,8 @@ from firecaffe.models.googlenet import Inception
 from firecaffe.models.known_networks import MODELS, build_model
 from firecaffe.models.resnet import Bottleneck
 from firecaffe.parallel import rows
+from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.layers_in_parts import SplitLayer
-from firecaffe.parallel.parts import PartGroup
 from firecaffe.parallel.tensor import TensorInParts, whole
 from tests.kit.training_fixtures import Patch
 from tests.kit.training_modules import Composed

@@ -11,7 +11,7 @@ from firecaffe.exchange.collectives import find_collective
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.schedule import ALL_GATHER
 from firecaffe.parallel.cut import cut
-from firecaffe.parallel.pipeline import ORDERS, Action, idle_share, most_held, simulate
+from firecaffe.parallel.stages import ORDERS, Action, idle_share, most_held
 from firecaffe.parallel.volumes import (
     Sizes,
     by_both,
@@ -22,6 +22,7 @@ from firecaffe.parallel.volumes import (
     most_samples,
     sum_numbers,
 )
+from tests.unit.parallel.simulated import simulate
 
 # --- what is sent ---------------------------------------------------------------------------------
 
@@ -76,6 +77,7 @@ def test_a_sum_and_a_gathering_send_what_their_schedules_do(workers: int, elemen
 
 
 # --- orders of a pipeline's stages ----------------------------------------------------------------
+
 
 STAGES, COUNTS = st.integers(1, 9), st.integers(1, 20)
 

@@ -12,7 +12,7 @@ import pytest
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
-from firecaffe.parallel.pipeline import ORDERS, simulate
+from firecaffe.parallel.stages import ORDERS
 from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import MeasuredStep, slower
 from firecaffe.planner.layouts import LayerLayout
@@ -25,6 +25,7 @@ from firecaffe.planner.stage_times import balanced, best_stages, turns
 from firecaffe.planner.worker_part import memory_of
 from firecaffe.planner.workload import Workload
 from tests.kit.data_sheets import data_sheet
+from tests.unit.parallel.simulated import simulate
 from tests.unit.planner.test_layouts import cost_of, dense
 
 ALEXNET = ModelConfig("alexnet")
