@@ -27,7 +27,11 @@ def pack(value: Any) -> Packed:
     """Pack a value without copying its tensors. Raises: RecipeError if it has other contents."""
     tensors: list[Tensor] = []
     tree = _outline(value, tensors)
-    return Packed(json.dumps([tree, [_form(tensor) for tensor in tensors]]), _runs(tensors))
+    runs = [
+        torch.as_strided(tensor.detach(), (_span(tensor.shape, tensor.stride()),), (1,))
+        for tensor in tensors
+    ]
+    return Packed(json.dumps([tree, [_form(tensor) for tensor in tensors]]), runs)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -105,13 +109,6 @@ def _form(tensor: Tensor) -> list[Any]:
     dtype = str(tensor.dtype).removeprefix("torch.")
     lead = tensor.data_ptr() % ALIGNMENT // tensor.itemsize
     return [dtype, list(tensor.shape), list(tensor.stride()), lead, tensor.requires_grad]
-
-
-def _runs(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [
-        torch.as_strided(tensor.detach(), (_span(tensor.shape, tensor.stride()),), (1,))
-        for tensor in tensors
-    ]
 
 
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:

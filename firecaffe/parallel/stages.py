@@ -6,11 +6,11 @@ the whole network, and the bits are the network's. torch.fx traces the network's
 of each module inside which a stage begins; their conditions on data cannot be traced. All other
 modules are called as they are. A value for a later stage passes through those between.
 
-The order in which each stage computes is a value too.
-A micro-batch goes forward through all stages, which are runs of layers, and then backward. Others
-may be in other stages at the same time. Both orders leave a stage idle for the same time; 1f1b
-holds fewer activations. Source: Huang et al. 2019 (GPipe, arXiv 1811.06965); Narayanan et al. 2019
-(PipeDream, SOSP '19) and 2021 (arXiv 2104.04473): 1f1b with a flush is PipeDream-Flush.
+The order in which each stage computes is a value too. A micro-batch goes forward through all
+stages, which are runs of layers, and then backward. Others may be in other stages at the same time.
+Both orders leave a stage idle for the same time; 1f1b holds fewer activations. Source: Huang et al.
+2019 (GPipe, arXiv 1811.06965); Narayanan et al. 2019 (PipeDream, SOSP '19) and 2021 (arXiv
+2104.04473): 1f1b with a flush is PipeDream-Flush.
 """
 
 import difflib

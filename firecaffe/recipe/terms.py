@@ -150,14 +150,7 @@ Condition = Term | AnyOf
 
 
 def combinations(when: tuple[Condition, ...]) -> list[tuple[Term, ...]]:
-    return list(
-        product(
-            *(
-                condition.terms if isinstance(condition, AnyOf) else (condition,)
-                for condition in when
-            )
-        )
-    )
+    return list(product(*(c.terms if isinstance(c, AnyOf) else (c,) for c in when)))
 
 
 def terms_of(when: tuple[Condition, ...]) -> list[Term]:

@@ -65,11 +65,8 @@ def _fewest_nodes(
                 num_nodes = _num_nodes(num_leaves, start, stop)
                 if num_nodes > most_nodes:
                     continue
-                candidate = (
-                    nodes + num_nodes,
-                    max(taken, (stop - start) * leaf_s),
-                    (*bounds, stop),
-                )
+                longest = max(taken, (stop - start) * leaf_s)
+                candidate = (nodes + num_nodes, longest, (*bounds, stop))
                 if stop not in following or candidate < following[stop]:
                     following[stop] = candidate
         reached = following
