@@ -73,7 +73,7 @@ same rows.
   `bench step` measured scale the sum.
 - **Exchange.** Up to 16 ranks each transfer of the schedule is simulated. Connections that share a
   port take turns, as TCP's do. Beyond 16 ranks a formula of latency, bandwidth and additions prices
-  each round; the simulation of 16 ranks corrects it.
+  each round; the simulation of 16 ranks, with messages as long, corrects it.
 - **Shared memory.** Sums within a host are priced by bytes if `check` measured
   `links.memory_bytes_per_s`; else as messages on the innermost link.
 - **A step.** Buckets become ready as backward goes on. What travels after backward is exposed.

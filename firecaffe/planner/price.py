@@ -18,7 +18,6 @@ from firecaffe.exchange.collectives import half
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import FOLD
 from firecaffe.exchange.schedule import ALL_GATHER, ALL_REDUCE, Schedule
-from firecaffe.planner.cluster import Link
 from firecaffe.planner.round_prices import like_rounds, rounds_s, sharded_s
 from firecaffe.planner.simulate import Network, simulate_s
 
@@ -32,8 +31,6 @@ SHARDED = "sharded_parameter_server"
 
 NATIVE_CANDIDATES = ("ring", "halving_doubling")
 """A library's all_reduce is priced as the faster of these, with its additions hidden."""
-
-OVERLAP_SIZE = 2**20
 
 MOST_KEPT = 4096
 """Times of exchanges that are kept: a plan asks for the same with other batches and precisions."""
@@ -79,12 +76,10 @@ class Prices:
         if self.network.world_size == 1:
             return [0.0] * len(sizes)
         largest = max(2, *sizes)
-        fewer = [size for size in SIZES if 4 * size < largest] or [max(1, largest // 16)]
-        points = [0, *fewer, largest]
-        times = [self._exact_s(point) for point in points[1:]]
-        # The latency remains when the bytes shrink to zero.
-        slope = (times[1] - times[0]) / (points[2] - points[1])
-        times = [max(0.0, times[0] - slope * points[1]), *times]
+        points = [0, *(size for size in SIZES if 4 * size < largest), largest]
+        # The latencies remain when the bytes shrink to zero: an element for each rank.
+        fewest = min(self.network.world_size, largest)
+        times = [self._exact_s(point or fewest) for point in points]
         return [float(time_s) for time_s in np.interp(sizes, points, times)]
 
     def lanes(self, most: int) -> int:
@@ -126,8 +121,8 @@ class Prices:
             return rounds_only_s(self.algorithm, network, num_elements)
         if network.world_size <= SIMULATED_RANKS:
             return _simulated_s(self.algorithm, network, num_elements)
-        share = overlap_share(self.algorithm, network.links, network.links[0].group or 1)
-        return rounds_only_s(self.algorithm, network, num_elements) * share
+        whole_s = rounds_only_s(self.algorithm, network, num_elements)
+        return whole_s * overlap_share(self.algorithm, network, num_elements)
 
 
 def _shared_s(across: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
@@ -167,14 +162,29 @@ def _fold_s(network: Network, num_elements: int, num_leaves: int, kind: str = AL
     return simulate_s(schedule, network, num_elements, in_pieces=False)
 
 
-@lru_cache
-def overlap_share(algorithm: str, links: tuple[Link, ...], per_node: int) -> float:
-    """The share of the rounds' time that remains if pieces overlap, at about SIMULATED_RANKS."""
+def overlap_share(algorithm: str, network: Network, num_elements: int) -> float:
+    """The share of the rounds' time that remains if pieces overlap, among about SIMULATED_RANKS.
+
+    They have a vector whose messages are as long as those of `network`, so that bytes and latencies
+    are in the same proportion; else the share of one would be that of the other.
+    """
+    per_node = network.links[0].group or 1
     ranks = max(2, SIMULATED_RANKS // per_node) * per_node
     if ranks > 2 * SIMULATED_RANKS:
         return 1.0
-    network, size = Network(links, ranks), OVERLAP_SIZE
-    return _simulated_s(algorithm, network, size) / rounds_only_s(algorithm, network, size)
+    few = Network(network.links, ranks)
+    size = num_elements
+    ours, theirs = (_bytes_by_latency(algorithm, among, size) for among in (network, few))
+    if theirs:
+        size = max(ranks, round(size * ours / theirs))
+    return _simulated_s(algorithm, few, size) / rounds_only_s(algorithm, few, size)
+
+
+def _bytes_by_latency(algorithm: str, network: Network, num_elements: int) -> float:
+    """Seconds of the rounds' bytes over those of their latencies; 0 if there are none."""
+    latency_s = rounds_only_s(algorithm, network, num_elements, itemsize=0)
+    whole_s = rounds_only_s(algorithm, network, num_elements)
+    return whole_s / latency_s - 1 if latency_s else 0.0
 
 
 @lru_cache(maxsize=MOST_KEPT)

@@ -351,8 +351,11 @@ class _Run:
         self.ports.send(*ends, message.num_bytes, message.crowding, arrived)
 
     def _arrive(self, message: _Message) -> None:
+        self.clock.at(self.clock.now_s + message.latency_s, self._receive, message)
+
+    def _receive(self, message: _Message) -> None:
         rank = message.destination % self.network.world_size
-        self.takes_s[rank] = max(self.clock.now_s, self.takes_s[rank]) + message.latency_s
+        self.takes_s[rank] = max(self.clock.now_s, self.takes_s[rank] + message.latency_s)
         self.clock.at(self.takes_s[rank], self._take, message)
 
     def _take(self, message: _Message) -> None:

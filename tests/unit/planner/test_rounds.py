@@ -10,6 +10,7 @@ import pytest
 from firecaffe.exchange import ALGORITHMS, find_schedule, fold
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.planner.cluster import Link
+from firecaffe.planner.offers import offers
 from firecaffe.planner.price import Prices, rounds_only_s
 from firecaffe.planner.round_prices import ROUNDS, like_rounds, rounds_of, rounds_s, sharded_s
 from firecaffe.planner.simulate import (
@@ -105,6 +106,29 @@ def test_the_sharded_servers_formula_needs_full_groups() -> None:
         is_equal = sharded_s(network, 6400) == pytest.approx(listed_s, rel=1e-3)
         assert is_equal == network.fills_groups
         assert rounds_only_s("sharded_parameter_server", network, 6400) == pytest.approx(listed_s)
+
+
+@pytest.mark.parametrize("per_node", [1, 8])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_more_bandwidth_is_never_slower_and_no_exchange_outruns_its_bytes(
+    algorithm: str, per_node: int
+) -> None:
+    """The overlap of pieces is that of messages as long as those that are priced."""
+    sizes = (100, 10_000, 300_000)
+    clusters = offers("a100", (10, 100, 200, 400, 800), per_node)
+    for ranks in (3, 12, 16, 64, 1024):
+        before = [float("inf")] * len(sizes)
+        for cluster in clusters:
+            taken = Prices(algorithm, Network(cluster.links, ranks)).seconds(sizes)
+            assert all(new <= old * (1 + 1e-9) for new, old in zip(taken, before, strict=True)), (
+                cluster.name,
+                ranks,
+            )
+            before = taken
+            if per_node == 1:
+                rate = cluster.links[0].bandwidth_bytes_per_s
+                least = [2 * (ranks - 1) / ranks * 4 * size / rate for size in sizes]
+                assert all(time_s >= at for time_s, at in zip(taken, least, strict=True))
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
