@@ -18,6 +18,7 @@ from firecaffe.cluster.agree import differing_ranks, digest_each, gather_text, t
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.inventory.network_state import checksum
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Probe:
     """Indices of this rank's parameters in rank 0's order; unused parameters are last."""
     deviating_ranks: list[int]
     """The ranks with a loss or gradient unlike that of most ranks that have it."""
+    repeats: bool
+    """Whether this rank got the same gradients a second time."""
 
     def order_of(self, named: Iterable[str], some: Iterable[str]) -> list[int]:
         """Order the indices of `some` as backward finishes them. `named`: the probe's names."""
@@ -43,6 +46,7 @@ def run_probe(
     world: Group,
     column: Group | None = None,
     beside: Mapping[str, Tensor] | None = None,
+    twice: bool = False,
 ) -> Probe:
     """Compute the loss and gradients of one micro-batch, and restore the model.
 
@@ -50,6 +54,7 @@ def run_probe(
         backward: Returns the micro-batch's loss; None if another rank has it.
         column: The ranks that have the same parameters as this one; None: all ranks.
         beside: Other tensors of all ranks, which are compared but are not in the digest.
+        twice: Compute them again, and compare.
 
     Raises: RecipeError if a gradient is sparse.
     """
@@ -59,9 +64,7 @@ def run_probe(
         parameter.register_post_accumulate_grad_hook(partial(_note, ready, index))  # type: ignore[no-untyped-call]
         for index, parameter in enumerate(parameters)
     ]
-    buffers.begin_step()
-    value = backward()
-    buffers.begin_micro_batch()
+    value = _computed(buffers, backward)
     for hook in hooks:
         hook.remove()
     computed = {} if value is None else {"loss": value}
@@ -75,8 +78,10 @@ def run_probe(
             computed[_of(name)] = parameter.grad
     digests = digest_each(computed.items())
     unused = {_of(name): "" for name, parameter in named.items() if parameter.grad is None}
-    for parameter in parameters:
-        parameter.grad = None
+    totals = _take_totals(parameters)
+    if twice:
+        _computed(buffers, backward)
+    repeats = not twice or _take_totals(parameters) == totals
     ready += [index for index in range(len(parameters)) if index not in set(ready)]
     order = json.loads(text_of_first(column or world, json.dumps(ready)))
     stated = {**digests, **unused, **digest_each((beside or {}).items())}
@@ -86,7 +91,21 @@ def run_probe(
         for name, digest_text in of_rank.items():
             if digest_text and name not in (beside or {}):
                 whole.setdefault(name, digest_text)
-    return Probe(_sha256(json.dumps(sorted(whole.items()))), order, _deviating(by_rank))
+    return Probe(_sha256(json.dumps(sorted(whole.items()))), order, _deviating(by_rank), repeats)
+
+
+def _computed(buffers: BufferChanges, backward: Callable[[], Tensor | None]) -> Tensor | None:
+    buffers.begin_step()
+    value = backward()
+    buffers.begin_micro_batch()
+    return value
+
+
+def _take_totals(parameters: Sequence[nn.Parameter]) -> list[int | None]:
+    totals = [None if p.grad is None else checksum(p.grad) for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return totals
 
 
 def _of(name: str) -> str:

@@ -145,6 +145,12 @@ def _taken(tree: Any, index: Tensor) -> Any:
     return tree_map(lambda leaf: leaf[index] if isinstance(leaf, Tensor) else leaf, tree)
 
 
+OTHER_GRADIENTS = (
+    "backward came to other gradients for the same micro-batch, asked twice: a hook or a function "
+    "of the network keeps state that no checkpoint and no other worker has"
+)
+
+
 @dataclass(frozen=True)
 class Inventory:
     kinds: Kinds

@@ -315,6 +315,17 @@ class ForwardWatch:
             )
         return changed
 
+    def line_after_backward(self) -> str:
+        """Say which parameter forward and backward together have changed; empty if none."""
+        changed = (name for name, (p, _, total) in self._parameters.items() if checksum(p) != total)
+        if (name := next(changed, None)) is None:
+            return ""
+        return (
+            f"backward changes the parameter {name} (in a hook, as an optimizer in backward "
+            "does), so that the number of workers decides it; expected that the optimizer alone "
+            "does: keep what changes by itself in a buffer, and leave updates to [solver]"
+        )
+
     def _line_of(self, name: str) -> str:
         path, _, _ = name.rpartition(".")
         module = self.network.get_submodule(path)

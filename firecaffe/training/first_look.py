@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
@@ -46,8 +47,7 @@ class FirstLook:
             line = ""
         except RecipeError as error:
             line = str(error)
-        if said := next(filter(None, gather_text(world, line)), ""):
-            raise RecipeError(said)
+        raise_first(world, line)
 
     def around(self, batches: Batches, word: str = "loss") -> Inventory:
         """Examine the network around micro-batches. word: what errors call the loss.
@@ -67,8 +67,7 @@ class FirstLook:
             self._at(other)
         _, _, again = self._at(first)
         carried = _carried_over(begun, after, self._attributes())
-        is_exact = self.forward.device.type == "cpu" or self.forward.config.deterministic
-        repeats = again == value or not is_exact
+        repeats = again == value or not is_repeatable(self.forward)
         loss = mean_of(word, self.forward.task.loss, outputs, first[1])
         self._check_frozen(changes.frozen)
         if changes.frozen:
@@ -84,7 +83,7 @@ class FirstLook:
 
     def _at(self, batch: Batch) -> tuple[Changes, Any, str]:
         forward = self.forward
-        mixed = forward.begin(*batch, 0, 0)
+        mixed = forward.begin(*untouched(batch), 0, 0)
         watch = ForwardWatch(forward.model)
         loss, outputs = forward.loss_of(mixed)
         changes = watch.changes()
@@ -104,6 +103,22 @@ class FirstLook:
         self.forward.buffers.begin_micro_batch()
         for parameter, value in self._frozen.items():
             parameter.copy_(value)
+
+
+def is_repeatable(forward: Forward) -> bool:
+    return forward.device.type == "cpu" or forward.config.deterministic
+
+
+def untouched(batch: Batch) -> Batch:
+    """Copy a batch, for a network that writes to its inputs."""
+    inputs, targets = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, tuple(batch))
+    return inputs, targets
+
+
+def raise_first(world: Group, line: str) -> None:
+    """Raise RecipeError on all ranks, with the first rank's line that is not empty."""
+    if said := next(filter(None, gather_text(world, line)), ""):
+        raise RecipeError(said)
 
 
 def _another(batches: Batches) -> Batch | None:

@@ -6,8 +6,9 @@ It is built first, and then connected: its reducers are made, and what runs its 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from firecaffe.cluster.agree import agree
 from firecaffe.cluster.group import Group
@@ -20,7 +21,8 @@ from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.inventory.findings import Inventory
+from firecaffe.inventory.findings import OTHER_GRADIENTS, Inventory
+from firecaffe.inventory.network_state import ForwardWatch
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import Frozen, frozen_of, maker_of
 from firecaffe.models.weights import FirstWeights, outline_of
@@ -40,7 +42,7 @@ from firecaffe.training.choices import (
 )
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluation_weights import Norms, TrainedNorms, check_layers
-from firecaffe.training.first_look import FirstLook
+from firecaffe.training.first_look import FirstLook, is_repeatable, raise_first, untouched
 from firecaffe.training.forward import Forward, cost_of_determinism
 from firecaffe.training.given_parts import Parts, task_for
 from firecaffe.training.holdings.holding import Holding
@@ -185,6 +187,8 @@ def build_learner(
     doubts += _begin(run, update, state, checkpoint)
     doubts += doubts_of(run, world, probe, checkpoint)
     doubts += [] if inventory is None else inventory.doubts
+    if not probe.repeats and (inventory is None or inventory.repeats):
+        doubts.append(OTHER_GRADIENTS)
     frozen = frozen_of(holding.all_names, recipe.model, first_weights, checkpoint is not None)
     taken = frozen, first_weights, file.damaged
     findings = Findings(unheld.num_parameters, code, *taken, inventory, cost)
@@ -197,9 +201,15 @@ def _probe(
     recipe: Recipe, holding: Holding, batches: Batches, mesh: Mesh
 ) -> tuple[Probe, float | None]:
     forward, world = holding.forward, mesh.world
-    backward = partial(holding.first_backward, batches.train_batch(0, 0))
-    reference = holding.reference()
-    probe = run_probe(forward.buffers, holding.named, backward, world, mesh.column, reference)
+    first, reference = batches.train_batch(0, 0), holding.reference()
+
+    def backward() -> Tensor | None:
+        return holding.first_backward(untouched(first))
+
+    watch, is_exact = ForwardWatch(forward.model), is_repeatable(forward)
+    made = forward.buffers, holding.named, backward, world, mesh.column, reference
+    probe = run_probe(*made, twice=is_exact)
+    raise_first(world, watch.line_after_backward())
     is_timed = world.device.type == "cuda" and recipe.train.deterministic
     return probe, _cost_of_determinism(forward, backward) if is_timed else None
 

@@ -9,8 +9,8 @@ from torch import nn
 from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
 from torch.nn.utils import parametrizations
 
+from benchmarks.training.unusual import in_backward, refused, sets
 from benchmarks.training.unusual import layers as of
-from benchmarks.training.unusual import refused, sets
 from benchmarks.training.unusual.layers import CLASSES, WIDTH, around
 from benchmarks.training.unusual.teachers import Teacher
 from firecaffe import TensorDataset
@@ -120,6 +120,12 @@ CASES: dict[str, Case] = {
     "LSTM that carries its state": Case(
         lambda: of.Recurrent(carries=True), told="hidden", doubted=True
     ),
+    "an optimizer in backward": Case(in_backward.updating, ends="backward changes"),
+    "teacher, in backward": Case(
+        lambda: around(in_backward.Following()), ends="backward changes the parameter 2.teacher"
+    ),
+    "a hook that keeps norms": Case(in_backward.scaling, told="other gradients", doubted=True),
+    "inputs that are written to": Case(in_backward.Overwriting),
     # random numbers
     "dropout, checkpointed": Case(lambda: around(of.Checkpointed())),
     "depth by torch": Case(lambda: around(of.Depth(of.by_torch))),
