@@ -18,7 +18,7 @@ from firecaffe.exchange import double_tree, parse_hierarchical
 from firecaffe.exchange.pieces import SEGMENT_ELEMENTS, num_segments
 from firecaffe.exchange.power_of_two import active_ranks, largest_power_of_two
 from firecaffe.exchange.schedule import Schedule
-from firecaffe.planner.simulate import Network, crowding
+from firecaffe.planner.simulate import Network
 
 Ranks = NDArray[np.int64]
 
@@ -91,6 +91,7 @@ def _round_s(round_: EqualRounds, network: Network, itemsize: int) -> float:
     sent_bytes = round_.elements * itemsize
     longest_s, adds_s = 0.0, np.zeros(len(source))
     is_open = np.ones(len(source), dtype=bool)
+    senders = np.bincount(destination, 1 / np.bincount(source)[source])
     for link, inner in zip(network.links, network.inner, strict=True):
         meets = (
             is_open
@@ -101,10 +102,8 @@ def _round_s(round_: EqualRounds, network: Network, itemsize: int) -> float:
             a, b = source[meets], destination[meets]
             taken_bytes = sent_bytes[meets].astype(float)
             if link.congestion:
-                wanted = np.bincount(destination, 1 / np.bincount(source)[source])
-                senders, at = np.unique(wanted, return_inverse=True)
-                crowd = np.array([crowding(link.congestion, sender) for sender in senders])
-                taken_bytes *= crowd[at[b]]
+                # `simulate.crowding` of all at once.
+                taken_bytes *= 1 + link.congestion * (np.log2(np.maximum(1.0, senders[b]) + 1) - 1)
             busy_s = link.latency_s + taken_bytes / link.bandwidth_bytes_per_s
             added_bytes = sent_bytes[meets] * round_.reduce[meets]
             adds_s[meets] = added_bytes * link.addition_s_per_byte
