@@ -38,7 +38,7 @@ def open_run(run: Any, replace: Any, trust_code: bool) -> RunInUse:
     """
     where, replaced = path_of("run", run), _replaced(replace)
     if is_coded(where):
-        own, _ = described(where, replaced)
+        own, _ = described(where, replaced, trust_code=trust_code)
         recipe, folder = with_nets(where, own, replaced), where
     else:
         folder = folder_of(where)

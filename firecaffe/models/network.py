@@ -129,6 +129,7 @@ def with_outline(
 
     Raises RecipeError, or OwnCodeError, which `use` must also raise for a user's code.
     """
+    maker_of(config.name)  # imports a user's file, whose own tensors must not be on meta
     try:
         with on_meta():
             network = make_network(config, num_classes, in_channels)

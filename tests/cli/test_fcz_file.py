@@ -117,6 +117,32 @@ def test_code_of_others_has_to_be_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"--model.name {NETWORK}" in error
 
 
+OWN = """
+import torch
+from firecaffe import TensorDataset
+X, Y = torch.rand(8, 4), torch.arange(8) % 2
+def data():
+    return {"train": TensorDataset(X, Y), "test": TensorDataset(X, Y)}
+def network():
+    return torch.nn.Linear(4, 2)
+"""
+
+
+def test_a_file_whose_code_is_trusted_is_used_as_a_run(tmp_path: Path) -> None:
+    """Its code is not run before, nor while tensors are made on the meta device."""
+    code, path = tmp_path / "own_net.py", tmp_path / "own.fcz"
+    code.write_text(OWN)
+    recipe = firecaffe.Recipe(
+        model=firecaffe.ModelConfig(f"{code}:network"),
+        data=firecaffe.DataConfig(f"{code}:data"),
+        task=firecaffe.TaskConfig(args={"num_classes": 2}),
+    )
+    fcz.write(path, tensors_of(torch.nn.Linear(4, 2)), describe(recipe, NOTHING))
+    assert main(["evaluate", str(path)]) == 2
+    for command in (["evaluate"], ["predict"], ["export", "--to", "safetensors"]):
+        assert main([*command, str(path), "--trust-code"]) == 0
+
+
 PROTOTXT = """
 layer { name: "in" type: "Input" top: "in" input_param { shape { dim: 1 dim: 1 dim: 28 dim: 28 } } }
 layer {
