@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves
@@ -52,6 +53,8 @@ def check_own(name: str, dataset: Any) -> Dataset:
     is_pair = isinstance(dataset, tuple | list) and len(dataset) == 2
     if is_pair and all(isinstance(leaf, Tensor) for leaf in tree_leaves(tuple(dataset))):
         return TensorDataset(*dataset)
+    if is_pair and any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(tuple(dataset))):
+        raise DataError(f"{name} has numpy arrays; torch.from_numpy makes tensors of them")
     kind = _kind(dataset)
     if kind:
         raise DataError(f"{name} is {kind}; {EXPECTED}")

@@ -243,3 +243,10 @@ def test_one_without_fetchers_is_asked_in_the_training_s_thread_under_a_key() ->
 
 def eval_inputs(dataset: Any) -> list[Tensor]:
     return [inputs for _, inputs, _ in eval_batches(dataset, 6, 0, 1, config=DataConfig())]
+
+
+def test_arrays_of_numpy_are_told_how_to_become_tensors() -> None:
+    images, labels = np.zeros((4, 1, 2, 2), np.float32), np.zeros(4, np.int64)
+    for pair in ((images, labels), [images, torch.from_numpy(labels)], ({"a": images}, labels)):
+        with pytest.raises(DataError, match=r"^train_set has numpy arrays; torch\.from_numpy"):
+            check_own("train_set", pair)
