@@ -53,7 +53,7 @@ def check_trusted(word: str, name: str) -> None:
         raise RecipeError(
             f"{name.where}: {word} is {str(name)!r}, code that is not firecaffe's, and no folder "
             f"or file alone may run code; if you trust it, name it again: --{word} {name}, or say "
-            "--trust-code (in Python model=…, or trust_code=True)"
+            "--trust-code (in Python trust_code=True)"
         )
 
 
