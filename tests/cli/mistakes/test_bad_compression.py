@@ -24,7 +24,7 @@ CASES = [
     ('[share]\nbits = { "head" = 4 }\nstart = "best"', "share.start"),
     (
         '[share]\nbits = { "*" = 4 }\n[synchrony]\nmode = "asynchronous"\nlock = "none"',
-        "share.bits with synchrony.lock = none and synchrony.mode = asynchronous: ",
+        "share.bits with synchrony.lock = none: ",
     ),
     (
         '[share]\nbits = { "*" = 4 }\n[model]\nfreeze = ["head.*"]',
