@@ -18,7 +18,7 @@ from firecaffe.exchange.collectives import half
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import FOLD
 from firecaffe.exchange.schedule import ALL_GATHER, ALL_REDUCE, Schedule
-from firecaffe.planner.round_prices import like_rounds, rounds_s, sharded_s
+from firecaffe.planner.round_prices import like_rounds, sharded_s, whole_and_latency_s
 from firecaffe.planner.simulate import Network, simulate_s
 
 SIMULATED_RANKS = 16
@@ -39,15 +39,21 @@ SIZES = (2**16, 2**20)
 """Elements at which exchanges are priced, besides the largest wanted; linear in between."""
 
 
-@lru_cache(maxsize=MOST_KEPT)
-def rounds_only_s(algorithm: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
+def rounds_only_s(algorithm: str, network: Network, num_elements: int) -> float:
     """Seconds of rounds one after the other, each as long as its busiest port."""
+    return _whole_and_latency_s(algorithm, network, num_elements)[0]
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _whole_and_latency_s(
+    algorithm: str, network: Network, num_elements: int
+) -> tuple[float, float]:
     is_formula = network.fills_groups or network.world_size > MOST_PAIRS
     if algorithm == SHARDED and is_formula:
-        return sharded_s(network, num_elements, itemsize)
+        return sharded_s(network, num_elements), sharded_s(network, num_elements, 0)
     per_node = ranks_per_node(network)
     rounds = like_rounds(algorithm, network.world_size, num_elements, per_node)
-    return rounds_s(rounds, network, itemsize)
+    return whole_and_latency_s(rounds, network)
 
 
 def ranks_per_node(network: Network) -> int:
@@ -182,8 +188,7 @@ def overlap_share(algorithm: str, network: Network, num_elements: int) -> float:
 
 def _bytes_by_latency(algorithm: str, network: Network, num_elements: int) -> float:
     """Seconds of the rounds' bytes over those of their latencies; 0 if there are none."""
-    latency_s = rounds_only_s(algorithm, network, num_elements, itemsize=0)
-    whole_s = rounds_only_s(algorithm, network, num_elements)
+    whole_s, latency_s = _whole_and_latency_s(algorithm, network, num_elements)
     return whole_s / latency_s - 1 if latency_s else 0.0
 
 

@@ -64,9 +64,19 @@ def like_rounds(
 
 
 def rounds_s(rounds: Iterator[EqualRounds], network: Network, bytes_per_element: int = 4) -> float:
-    return sum(
-        like_round.count * _round_s(like_round, network, bytes_per_element) for like_round in rounds
-    )
+    return whole_and_latency_s(rounds, network, bytes_per_element)[0]
+
+
+def whole_and_latency_s(
+    rounds: Iterator[EqualRounds], network: Network, bytes_per_element: int = 4
+) -> tuple[float, float]:
+    """Seconds of the rounds, and of the same rounds with messages of no bytes."""
+    whole_s = latency_s = 0.0
+    for like_round in rounds:
+        once_s, empty_s = _round_s(like_round, network, bytes_per_element)
+        whole_s += like_round.count * once_s
+        latency_s += like_round.count * empty_s
+    return whole_s, latency_s
 
 
 def sharded_s(network: Network, num_elements: int, bytes_per_element: int = 4) -> float:
@@ -84,12 +94,12 @@ def sharded_s(network: Network, num_elements: int, bytes_per_element: int = 4) -
     return 2 * longest_s + adds_s
 
 
-def _round_s(round_: EqualRounds, network: Network, itemsize: int) -> float:
+def _round_s(round_: EqualRounds, network: Network, itemsize: int) -> tuple[float, float]:
     source, destination = round_.source, round_.destination
     if not len(source):
-        return 0.0
+        return 0.0, 0.0
     sent_bytes = round_.elements * itemsize
-    longest_s, adds_s = 0.0, np.zeros(len(source))
+    longest_s, latency_s, adds_s = 0.0, 0.0, np.zeros(len(source))
     is_open = np.ones(len(source), dtype=bool)
     senders = np.bincount(destination, 1 / np.bincount(source)[source])
     for link, inner in zip(network.links, network.inner, strict=True):
@@ -105,13 +115,15 @@ def _round_s(round_: EqualRounds, network: Network, itemsize: int) -> float:
                 # `simulate.crowding` of all at once.
                 taken_bytes *= 1 + link.congestion * (np.log2(np.maximum(1.0, senders[b]) + 1) - 1)
             busy_s = link.latency_s + taken_bytes / link.bandwidth_bytes_per_s
+            empty_s = np.full(len(a), link.latency_s)
             added_bytes = sent_bytes[meets] * round_.reduce[meets]
             adds_s[meets] = added_bytes * link.addition_s_per_byte
             for end in (a, b):
                 port = end // inner * link.ports + end % inner % link.ports
                 longest_s = max(longest_s, np.bincount(port, busy_s).max())
+                latency_s = max(latency_s, np.bincount(port, empty_s).max())
         is_open = is_open & ~meets
-    return float(longest_s + np.bincount(destination, adds_s).max())
+    return float(longest_s + np.bincount(destination, adds_s).max()), float(latency_s)
 
 
 def _shifted(round_: EqualRounds, starts: Ranks) -> EqualRounds:
