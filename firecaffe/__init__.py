@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from firecaffe.api.explain import explain as explain
     from firecaffe.api.files_of_weights import export as export
     from firecaffe.api.files_of_weights import unpack as unpack
+    from firecaffe.api.import_and_pack import import_caffe as import_caffe
+    from firecaffe.api.import_and_pack import pack as pack
     from firecaffe.api.plan import plan as plan
     from firecaffe.api.profile import profile as profile
     from firecaffe.api.same_bits import replay as replay
     from firecaffe.api.same_bits import verify as verify
     from firecaffe.api.schedule import schedule as schedule
-    from firecaffe.api.take_in import import_caffe as import_caffe
-    from firecaffe.api.take_in import pack as pack
     from firecaffe.api.train import train as train
     from firecaffe.api.tune import tune as tune
     from firecaffe.api.use_a_run import evaluate as evaluate
@@ -98,10 +98,10 @@ _PLACES = {
     "explain": "api.explain",
     "export": "api.files_of_weights",
     "from_torch": "data",
-    "import_caffe": "api.take_in",
+    "import_caffe": "api.import_and_pack",
     "launch": "script.launch",
     "load": "training.load",
-    "pack": "api.take_in",
+    "pack": "api.import_and_pack",
     "parallelize": "script.ddp",
     "plan": "api.plan",
     "predict": "api.use_a_run",

@@ -47,7 +47,7 @@ COMMANDS = {
 
 SHARED = {
     **dict.fromkeys(("evaluate", "predict", "export", "unpack"), "use_a_run"),
-    **dict.fromkeys(("import", "data", "pack"), "take_in"),
+    **dict.fromkeys(("import", "data", "pack"), "import_and_pack"),
     **dict.fromkeys(("verify", "replay", "demo"), "same_bits"),
 }
 """The files that several commands share; others have one of their own name."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.take_in import get_data
+from firecaffe.cli.import_and_pack import get_data
 from firecaffe.data.published import PUBLISHED
 from firecaffe.errors import DataError, NotIdenticalError
 from firecaffe.recipe.sections import Recipe

@@ -203,7 +203,11 @@ def _share(
 
 
 def _wait(store: Store, keys: list[str], deadline: float) -> list[str]:
-    """Wait for keys until the deadline, in turns. Return those that the store does not have."""
+    """Wait for keys until the deadline. Return those that the store does not have.
+
+    In turns, since ranks once waited to the end without a rank that was known to be lost: so a
+    word of the store that got lost would cost one turn.
+    """
     while True:
         left_s = max(deadline - time.monotonic(), 0.0)
         try:

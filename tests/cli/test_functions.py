@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import firecaffe
-from firecaffe.api.take_in import PackedFolder
+from firecaffe.api.import_and_pack import PackedFolder
 from firecaffe.cli import function_of, main
 from tests import typed
 

@@ -80,7 +80,7 @@ NOT_LOADED_TO_RUN: dict[str, tuple[str, ...]] = {
         ("tune", "check", "compress", "bench_exchange", "bench_step", "bench_data"), HEAVY
     ),
     "use_a_run": (TRAINS, *HEAVY),
-    **dict.fromkeys(("profile", "take_in"), (TRAINS, *HEAVY, CODER)),
+    **dict.fromkeys(("profile", "import_and_pack"), (TRAINS, *HEAVY, CODER)),
     "explain": (TRAINS, COMPILER, METRICS, CODER),
 }
 """What the functions of a command do not import."""

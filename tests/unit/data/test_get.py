@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.cli.take_in import get_data as data_get
+from firecaffe.cli.import_and_pack import get_data as data_get
 from firecaffe.data import published
 from firecaffe.data.published import DEBIAN, FILES, FOLDER, PUBLISHED, Mirror, get
 from firecaffe.data.published_formats import open_idx

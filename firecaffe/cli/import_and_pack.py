@@ -104,7 +104,7 @@ def make_parser_pack() -> Parser:
 
 
 def main_pack(argv: list[str]) -> int:
-    from firecaffe.api.take_in import PackedFolder, pack
+    from firecaffe.api.import_and_pack import PackedFolder, pack
     from firecaffe.cli.arguments import show
 
     parser = make_parser_pack()
@@ -204,7 +204,7 @@ def make_parser_import() -> Parser:
 
 
 def main_import(argv: list[str]) -> int:
-    from firecaffe.api.take_in import import_caffe
+    from firecaffe.api.import_and_pack import import_caffe
     from firecaffe.cli.arguments import show
 
     parser = make_parser_import()
