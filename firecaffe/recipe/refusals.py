@@ -78,12 +78,6 @@ _EXCHANGE = (
 
 _SERVED = (
     Refusal(
-        (FLOAT16, BY_SERVER),
-        "the loss scale changes while gradients are under way",
-        "use bfloat16",
-        "unwritten",
-    ),
-    Refusal(
         (is_("exchange.compressor", OF_MANY_LENGTHS), BY_SERVER),
         "a server takes gradients one by one, each in as many bytes",
         "use one of float16, bfloat16, int8, one_bit, top_k",
@@ -134,6 +128,11 @@ _SERVED = (
         ),
         "no server could do it: workers write to the same weights",
         "leave it out, or take synchrony.lock = server",
+    ),
+    Refusal(
+        (FLOAT16, LOCKLESS),
+        "the loss scale follows the order of updates, which nobody knows",
+        "use bfloat16, or synchrony.lock = server",
     ),
     Refusal(
         (is_not("solver.type", *OF_PLAIN_MOMENTUM), LOCKLESS),

@@ -2,10 +2,13 @@
 
 import json
 import os
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from torch import nn
 
 from firecaffe import (
     CheckpointConfig,
@@ -73,23 +76,25 @@ def fit_until_lost(made: Recipe, folder: Path, number: int) -> Result:
         return TRAINING(made, folder)
 
 
-def given() -> Parts:
+def given(network: Callable[[], nn.Module] = Everything) -> Parts:
     train, test, validation = small_data(SAMPLES), small_data(30, 1), small_data(20, 2)
-    return Parts(Everything, train=train, test=test, validation=validation)
+    return Parts(network, train=train, test=test, validation=validation)
 
 
-def replayed(folder: Path, to: Path | None = None) -> Replayed:
-    return replay(folder, recipe_of(folder), ALONE, to, given())
+def replayed(
+    folder: Path, to: Path | None = None, network: Callable[[], nn.Module] = Everything
+) -> Replayed:
+    return replay(folder, recipe_of(folder), ALONE, to, given(network))
 
 
-def check_replay(result: Result) -> dict[str, Any]:
+def check_replay(result: Result, network: Callable[[], nn.Module] = Everything) -> dict[str, Any]:
     """That one worker gets a run's bits from its log; what the record says of synchrony.
 
     The checkpoint that it keeps has the run's own numbers: of its clock, policy and log.
     """
     with TemporaryDirectory() as name:
         to = Path(name) / "replayed"
-        found = replayed(result.folder, to)
+        found = replayed(result.folder, to, network)
         last = checkpoint_name(found.computed.step)
         kept = load_checkpoint(to / "checkpoints" / last)
     assert found.is_same

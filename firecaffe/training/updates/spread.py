@@ -42,6 +42,11 @@ class LossScale:
         """Return the same scale for another optimizer."""
         return type(self)(self._scaler, optimizer, self._device)
 
+    def apart(self, optimizer: optim.Optimizer) -> Self:
+        """Return one that skips the same updates of another optimizer, if it is told of them."""
+        scaler = torch.amp.GradScaler(self._device.type, enabled=self.is_on)
+        return type(self)(scaler, optimizer, self._device)
+
     @property
     def is_on(self) -> bool:
         return self._scaler.is_enabled()
@@ -71,7 +76,8 @@ class LossScale:
     def step(self) -> bool:
         """Update the weights and the scale; return False if a gradient has overflowed."""
         updates = not self.has_overflowed
-        self._scaler.step(self._optimizer)
+        if updates:  # not by the scaler, which would undo the scale if nobody has done so here
+            self._optimizer.step()
         self._scaler.update()
         return updates
 

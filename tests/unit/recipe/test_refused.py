@@ -225,7 +225,7 @@ def test_a_row_is_there_once() -> None:
     assert len(set(every)) == len(every)
 
 
-COMBINATIONS, UNWRITTEN = 80, 3
+COMBINATIONS, UNWRITTEN = 80, 2
 """Of words that are refused; of rows that nothing but missing code forbids. They only shrink."""
 
 

@@ -239,7 +239,7 @@ def send_order(line: Line, order: Order) -> OwnerParts | None:
     row: dict[str, Any] = {"order": type(order).__name__}
     if isinstance(order, UpdateOrder):
         row |= {"event": to_row(order.event), "step": order.step, "rate": order.rate}
-        row |= {"momentum": order.momentum, "delay": order.delay}
+        row |= {"momentum": order.momentum, "delay": order.delay, "overflows": order.overflows}
     _send(line, row)
     if isinstance(order, End):
         with suppress(PeerLostError):  # it has the message, and has left
@@ -251,7 +251,7 @@ def listen(line: Line, owner: Owner, moved: Moved) -> None:
     """Execute the orders from an owner's line, to its end. Raises: PeerLostError."""
     while (row := _receive(line))["order"] != "End":
         if row["order"] == "UpdateOrder":
-            made = row["step"], row["rate"], row["momentum"], row["delay"]
+            made = row["step"], row["rate"], row["momentum"], row["delay"], row["overflows"]
             order = UpdateOrder(from_row(row["event"]), *made)
             execute(owner, moved, order)
         elif (parts := execute(owner, moved, Give())) is not None:

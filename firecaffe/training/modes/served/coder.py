@@ -112,7 +112,7 @@ class FeedbackEncoder(Encoder):
 
     def encode(self, learner: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         before = self._memory.get(learner, {})
-        now, payloads = dict(before), {}
+        now, payloads, is_finite = dict(before), {}, True
         for name, gradient in gradients.items():
             flat = gradient.detach().reshape(-1)
             memory = before[name] if name in before else torch.zeros_like(flat)
@@ -120,7 +120,9 @@ class FeedbackEncoder(Encoder):
             payloads[name] = self._payload(x, memory)
             now[name] = torch.empty_like(x)
             keep_rest(now[name], x, self.decode(payloads[name], x.numel()))
-        self._before[learner], self._memory[learner] = before, now
+            is_finite = is_finite and _is_finite(x)
+        # No update is made of a gradient that has overflowed.
+        self._before[learner], self._memory[learner] = before, now if is_finite else before
         return payloads
 
     def drop(self, learner: int) -> None:

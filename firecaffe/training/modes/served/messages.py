@@ -17,7 +17,7 @@ from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served.coder import Coder
 from firecaffe.training.modes.served.server_memory import Gradient, Parcel
-from firecaffe.training.modes.served.work_gradient import Contribution
+from firecaffe.training.modes.served.work_gradient import Contribution, loss_scale
 from firecaffe.transport.lane import Lane
 
 WORK, END = range(2)
@@ -55,7 +55,7 @@ class Messages:
         self.lane, self._coder = lane, coder
         self._named = {} if is_elsewhere else named
         buffers = dict(forward.model.named_buffers())
-        self.weights = Parcel({**self._named, **buffers})
+        self.weights = Parcel({**self._named, **buffers, **loss_scale(forward)})
         self._whole = {**named, **buffers}
         self.last: Mapping[str, Tensor] = {}
         """All weights and buffers, as received with the end."""

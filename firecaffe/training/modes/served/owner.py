@@ -264,7 +264,7 @@ class Owner:
         event = order.event
         torch.set_num_threads(self._threads)  # each thread has its own number
         if isinstance(event, Push):
-            self._keep_gradient(event)
+            self._keep_gradient(event, order.overflows)
             if event.update is not None:
                 set_delay(self._server.applier.optimizer, order.delay)
                 _, norm = self._server.prepare(event.update, self._weight_of)
@@ -289,11 +289,11 @@ class Owner:
             self._is_cut = True
             self._changed.notify_all()
 
-    def _keep_gradient(self, event: Push) -> None:
+    def _keep_gradient(self, event: Push, overflows: bool) -> None:
         with self._changed:
             if event.counts:
                 self._wait(lambda: event.work in self._gradients)
-                self._server.keep(event.work, self._gradients.pop(event.work))
+                self._server.keep(event.work, self._gradients.pop(event.work), overflows)
             elif self._gradients.pop(event.work, None) is None:
                 self._unwanted.add(event.work)
 

@@ -273,7 +273,7 @@ class Owners(Holders):
         ema = average_of(recipe.train, runs.named)
         memory = RunMemory(runs, bool(whole.memory.mean_square), shard, layout.parcel)
         constraints = make_constraints(recipe, whole.named, runs.named, AllHere())
-        applier = Applier(optimizer, server.applier.scale.of(optimizer), constraints, ema)
+        applier = Applier(optimizer, server.applier.scale.apart(optimizer), constraints, ema)
         held = HeldRuns(runs, applier, memory)
         held.take(whole.state.pieces, whole.state.numbers["scalars"].state_dict(), shard)
         none = BufferChanges(nn.Module())

@@ -34,7 +34,12 @@ from firecaffe.training.modes.served.server_steps import (
     ServedStepper,
     weight_of,
 )
-from firecaffe.training.modes.served.work_gradient import Computed, Holders, KeptTraining
+from firecaffe.training.modes.served.work_gradient import (
+    Computed,
+    Holders,
+    KeptTraining,
+    loss_scale,
+)
 from firecaffe.training.piece import Numbers, NumbersOfParts, Piece
 from firecaffe.training.updates.every_rank import Applier, EveryRank
 
@@ -77,7 +82,8 @@ class InShards(AtFirst):
     ) -> Server:
         recipe, forward = run.recipe, update.holding.forward
         words, clip = recipe.synchrony, recipe.solver.clip_gradients
-        buffers_only = ServerMemory(forward.model, {}, squares=False)
+        scale = partial(loss_scale, forward)
+        buffers_only = ServerMemory(forward.model, {}, squares=False, more=scale)
         # The owners of the weights have the constraints and the moving average.
         applier = Applier(update.applier.optimizer, update.applier.scale)
         made = update.holding.named, applier, buffers_only, words, learners
@@ -148,7 +154,8 @@ class Served(ModeParts, NumbersOfParts):
         self.keeper = keeper_of(synchrony, world_size)
         forward, named = self.holding.forward, self.holding.named
         squares = synchrony.compensate == "delay"
-        self.memory = ServerMemory(forward.model, named, squares)
+        scale = partial(loss_scale, forward)
+        self.memory = ServerMemory(forward.model, named, squares, more=scale)
         """The memory of all weights. If others keep them, the server has one of buffers only."""
         self.server = self.keeper.server(run, update, self.memory, set(range(learners)))
         policy = make_policy(synchrony, self.leaves, learners)

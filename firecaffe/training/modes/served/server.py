@@ -7,7 +7,7 @@ rules leave a gradient of staleness 0 as it is.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -170,9 +170,13 @@ class Server:
     """Maps the norms of these gradients to those of all used parameters, in network order."""
     late_rule: LateRule = field(default_factory=LateRule)
     _works: dict[Leaf, Work] = field(default_factory=dict)
+    _overflowed: set[Leaf] = field(default_factory=set)
+    """Leaves whose gradient has overflowed, whole or elsewhere, and waits for its update."""
 
-    def keep(self, work: Work, gradient: Gradient) -> None:
+    def keep(self, work: Work, gradient: Gradient, overflows: bool = False) -> None:
+        """Keep a gradient until its update, which the loss scale skips if it `overflows`."""
         self.memory.gradients[work.leaf] = gradient
+        self._overflowed |= {work.leaf} if overflows else set()
 
     def take(self, event: Event) -> None:
         """Record an event that was executed; delete what nobody needs any more."""
@@ -188,6 +192,7 @@ class Server:
                     for leaf in (*applied, *event.update.dropped):
                         self._works.pop(leaf, None)
                         self.memory.gradients.pop(leaf, None)
+                        self._overflowed.discard(leaf)
             case Lose():
                 self.learners.discard(event.learner)
                 gone = (held for held in self._works.values() if held.learner == event.learner)
@@ -202,8 +207,16 @@ class Server:
         """Put the mean gradient of an update into every `p.grad`. A full leaf has weight 1.
 
         Return whether each parameter's gradient is finite, bool, shape (parameters,), and the
-        gradient's norm before clipping, 0 without clipping.
+        gradient's norm before clipping, 0 without clipping. An update that the loss scale skips has
+        no gradients.
         """
+        skips = any(work.leaf in self._overflowed for work in update.works)
+        self.applier.scale.agree(skips)
+        if skips:
+            for parameter in self.named.values():
+                parameter.grad = None
+            (first, *_) = self.named.values()
+            return first.new_ones(len(self.named), dtype=torch.bool), first.new_zeros(())
         late = [self._corrected(update, work) for work in update.works]
         weight = sum(weight_of(work.leaf) for work in update.works)
         finite = []
@@ -231,7 +244,8 @@ class Server:
         momentum: float | None,
     ) -> None:
         """Make an update in step `step`, counted from 0; a step may have several."""
-        with self.late_rule.around_update(self.named):
+        is_skipped = self.applier.scale.has_overflowed
+        with nullcontext() if is_skipped else self.late_rule.around_update(self.named):
             self.applier.apply(step, rate, momentum, number=update.version - 1)
         changes = [self._buffer_changes(update, work, weight_of) for work in update.works]
         sums = [self._sum(update, list(parts)) for parts in zip(*changes, strict=True)]
@@ -284,10 +298,13 @@ class Server:
         works = [row_of(work) for _, work in sorted(self._works.items())]
         learners = sorted(self.learners)
         mean_step = self.late_rule.mean_step.state_dict()
-        return {"works": works, "learners": learners, "mean_step": mean_step}
+        row = {"works": works, "learners": learners, "mean_step": mean_step}
+        overflowed = [list(leaf) for leaf in sorted(self._overflowed)]
+        return {**row, "overflowed": overflowed} if overflowed else row
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         works = [work_of(row) for row in state["works"]]
         self._works = {work.leaf: work for work in works}
         self.learners = set(state["learners"])
         self.late_rule.mean_step.load_state_dict(state["mean_step"])
+        self._overflowed = {Leaf(*row) for row in state.get("overflowed", ())}

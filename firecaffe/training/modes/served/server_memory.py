@@ -16,7 +16,7 @@ import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -113,8 +113,15 @@ class ServerMemory:
     held_by_all = True
     is_result = True
 
-    def __init__(self, model: nn.Module, named: Mapping[str, nn.Parameter], squares: bool) -> None:
-        self._model, self._named = model, named
+    def __init__(
+        self,
+        model: nn.Module,
+        named: Mapping[str, nn.Parameter],
+        squares: bool,
+        more: Callable[[], Mapping[str, Tensor]] = dict,
+    ) -> None:
+        """Keep versions of `named`, of the model's buffers, and of what `more` returns."""
+        self._model, self._named, self._more = model, named, more
         self.versions: dict[int, dict[str, Tensor]] = {}
         self.gradients: dict[Leaf, Gradient] = {}
         self.mean_square = {n: torch.zeros_like(p) for n, p in named.items()} if squares else {}
@@ -136,7 +143,8 @@ class ServerMemory:
 
     def _now(self) -> dict[str, Tensor]:
         buffers = dict(self._model.named_buffers())
-        return {name: tensor.detach() for name, tensor in {**self._named, **buffers}.items()}
+        of_all = {**self._named, **buffers, **self._more()}
+        return {name: tensor.detach() for name, tensor in of_all.items()}
 
     def parts(self) -> dict[str, HeldPart]:
         by_path: dict[str, Tensor] = {}

@@ -7,7 +7,7 @@ checkpoints stay as they are. The events come from a clock that is logged, or fr
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -26,7 +26,7 @@ from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import for_server
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import EveryStep
-from firecaffe.training.modes.served.coder import Coder
+from firecaffe.training.modes.served.coder import Coder, are_finite
 from firecaffe.training.modes.served.server import Server
 from firecaffe.training.modes.served.work_gradient import Contribution, Contributions, UpdateOrder
 from firecaffe.training.outcome import Outcome, Timings, Votes, ballot
@@ -182,11 +182,13 @@ class ServedStepper:
         window = _Window(forward.no_counts(), len(self.server.named))
         until = self.plan.before(step + 1)
         while self.progress.done < until:
-            event = self.source.next()
+            event, overflows = self.source.next(), False
             if isinstance(event, Push):
                 if event.counts:
                     brought = self.contributions.of(event.work)
-                    self.server.keep(event.work, brought.gradient)
+                    if overflows := self._overflows(brought):
+                        brought = replace(brought, is_finite=None)
+                    self.server.keep(event.work, brought.gradient, overflows)
                     window.add(brought, self._samples(event.work.leaf))
                 if event.update is not None:
                     begun = queue.mark()
@@ -198,7 +200,7 @@ class ServedStepper:
             self.server.take(event)
             if isinstance(event, Lose):
                 self.coder.forget(event.learner)
-            self.tell(UpdateOrder(event, step, learning_rate, momentum, delay))
+            self.tell(UpdateOrder(event, step, learning_rate, momentum, delay, overflows))
         end = queue.mark()
         votes = ballot(vote(), forward.device)
         checked = Found(
@@ -226,6 +228,14 @@ class ServedStepper:
         window.take(*self.server.prepare(update, weigh))
         if window.is_finite:
             self.server.apply(update, weigh, step, rate, momentum)
+
+    def _overflows(self, brought: Contribution) -> bool:
+        if not self.server.applier.scale.is_on:
+            return False
+        is_finite = brought.is_finite
+        if is_finite is None:
+            is_finite = are_finite(self.server.named, brought.gradient.tensors.items())
+        return not bool(is_finite[:-1].all())  # the last is of the norm
 
     def _samples(self, leaf: Leaf) -> int:
         return round(weight_of(self.order, leaf) * self.order.micro_batch_size)

@@ -44,6 +44,23 @@ class Contribution:
     """Bytes that the learner has pulled from owners and pushed to them so far."""
 
 
+LOSS_SCALE = "loss scale"
+"""A version's loss scale, among its tensors by the names of parameters and buffers."""
+
+
+def loss_scale(forward: Forward) -> dict[str, Tensor]:
+    """Return the present loss scale, shape (), as a tensor of a version; empty without one."""
+    if not forward.scaler.is_enabled():
+        return {}
+    return {LOSS_SCALE: forward.scaler.scale(torch.ones((), device=forward.device))}
+
+
+def set_loss_scale(forward: Forward, version: Mapping[str, Tensor]) -> None:
+    """Set the loss scale to that of a version, if it has one."""
+    if LOSS_SCALE in version and loss_scale(forward):  # which makes torch's scaler begin
+        forward.scaler.update(float(version[LOSS_SCALE]))
+
+
 class Contributions(Protocol):
     def of(self, work: Work) -> Contribution:
         """Return the contribution of a work that was just brought, and counts."""
@@ -52,7 +69,10 @@ class Contributions(Protocol):
 def compute(
     forward: Forward, named: Mapping[str, nn.Parameter], leaf: Leaf, batch: Batch
 ) -> tuple[Gradient, Tensor]:
-    """Return a leaf's gradient at the present weights and buffers, and the task's counts."""
+    """Return a leaf's gradient at the present weights and buffers, and the task's counts.
+
+    It is not finite if it has overflowed under the present loss scale.
+    """
     forward.begin_step()
     loss, tail = forward(*batch, *leaf)
     assert loss is not None  # leaves without samples are not handed out
@@ -62,6 +82,8 @@ def compute(
     tensors = {name: p.grad for name, p in named.items() if p.grad is not None}
     for parameter in named.values():
         parameter.grad = None
+    for factor in loss_scale(forward).values():
+        torch._foreach_div_(list(tensors.values()), factor)
     if forward.device.type == "cuda":
         torch.cuda.synchronize(forward.device)  # other threads use it, and it is timed
     return Gradient(tensors, tail), forward.counts
@@ -110,6 +132,7 @@ class Workbench:
             self.named[name].copy_(weights[name])
         for name, buffer in self.forward.model.named_buffers():
             buffer.copy_(weights[name])
+        set_loss_scale(self.forward, weights)
 
 
 @dataclass(frozen=True)
@@ -132,11 +155,12 @@ class Computed:
     def _at(self, number: int) -> Iterator[None]:
         version, named = self.server.memory.versions[number], self.server.named
         model = self.forward.model
-        mine = {name: parameter.detach() for name, parameter in named.items()}
+        mine, scale = {n: p.detach() for n, p in named.items()}, loss_scale(self.forward)
         buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
         for name, parameter in named.items():
             parameter.data = version[name]
         _copy(model, version)
+        set_loss_scale(self.forward, version)
         try:
             yield
         finally:
@@ -144,6 +168,7 @@ class Computed:
                 parameter.data = mine[name]
             self.forward.buffers.begin_micro_batch()  # a module may have replaced buffers
             _copy(model, buffers)
+            set_loss_scale(self.forward, scale)
 
 
 def _copy(model: nn.Module, values: dict[str, Tensor]) -> None:
@@ -179,6 +204,8 @@ class UpdateOrder:
     momentum: float | None
     delay: int
     """The updates over which momentum is delayed; 0 if it is not."""
+    overflows: bool = False
+    """Whether the event brings a gradient that has overflowed under its loss scale."""
 
 
 class Holders:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from firecaffe.training.modes.served.served_mode import leaves_of
 from firecaffe.training.modes.served.server import Server, late_rule
 from firecaffe.training.modes.served.server_memory import ServerMemory
 from firecaffe.training.modes.served.server_steps import Progress, ServedStepper
-from firecaffe.training.modes.served.work_gradient import Computed
+from firecaffe.training.modes.served.work_gradient import Computed, loss_scale
 from tests.kit.training_steps import Worker, uncounted
 
 CURVATURE = torch.tensor([1.0, 0.5, 2.0])
@@ -62,11 +63,11 @@ class Events:
 def served(
     parts: Worker, words: SynchronyConfig, events: Iterable[Event], steps: int
 ) -> ServedStepper:
-    memory = ServerMemory(parts.net, parts.named, squares=words.compensate == "delay")
-    learners = set(range(words.learners))
-    forward = parts.forward
-    made = parts.named, parts.stepper.update.applier, memory, words, learners, forward.buffers
-    server = Server(*made, late_rule=late_rule(words.compensate, memory, parts.named))
+    learners, forward = set(range(words.learners)), parts.forward
+    made = parts.net, parts.named, words.compensate == "delay", partial(loss_scale, forward)
+    memory = ServerMemory(*made)
+    own = parts.named, parts.stepper.update.applier, memory, words, learners, forward.buffers
+    server = Server(*own, late_rule=late_rule(words.compensate, memory, parts.named))
     plan = leaves_of(parts.order, 0, steps)
     computed = Computed(server, forward, parts.batches, Coder())
     return ServedStepper(parts.stepper, server, Events(iter(events)), computed, plan, Progress())

@@ -161,6 +161,19 @@ def test_a_push_that_does_not_count_leaves_no_trace(name: str) -> None:
     torch.testing.assert_close(here.as_sent(3, first), fresh, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", REMEMBER)
+def test_a_gradient_that_overflows_leaves_no_trace(name: str) -> None:
+    """Its update is skipped, so that of none of its parameters a part was applied."""
+    first, last = of_steps(2)
+    coder, other = make_coder(name, {}), make_coder(name, {})
+    for made in (coder, other):
+        made.as_sent(3, first)
+    broken = {key: tensor * 2 for key, tensor in first.items()}
+    next(iter(broken.values())).view(-1)[0] = torch.inf
+    coder.as_sent(3, broken)
+    torch.testing.assert_close(coder.as_sent(3, last), other.as_sent(3, last), rtol=0, atol=0)
+
+
 def test_another_network_s_memory_is_refused() -> None:
     coder = make_coder("int8", {})
     assert isinstance(coder, FeedbackEncoder)

@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn, optim
 
 from firecaffe.data import TensorDataset
 from firecaffe.errors import NotFiniteError, RunError
+from firecaffe.recipe.config import TrainConfig
 from firecaffe.solvers.caffe_solvers import DelayedNesterov
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event
@@ -30,7 +32,7 @@ from firecaffe.training.modes.served.served_mode import Served, leaves_of
 from firecaffe.training.modes.served.server_memory import copy_in_file
 from firecaffe.training.modes.served.server_steps import ServedStepper, keep_lines
 from tests.kit.training_fixtures import Patch
-from tests.kit.training_steps import Worker
+from tests.kit.training_steps import CONFIG, Worker
 from tests.unit.synchrony.drive import some_events, updates, write_log
 from tests.unit.training.modes.served.made import CURVATURE, Some, in_order, late, quadratic, served
 from tests.unit.training.test_verify import MODES, train
@@ -57,12 +59,12 @@ class Net(nn.Module):
         return self.sometimes(logits) if images.mean() > 0 else logits
 
 
-def made(samples: int = 27) -> Worker:
+def made(samples: int = 27, config: TrainConfig = CONFIG) -> Worker:
     torch.manual_seed(3)
     net = Net().train()
     images = torch.randn(samples, 1, 6, 6, generator=torch.Generator().manual_seed(2))
     data = TensorDataset(images, torch.arange(samples) % 6)
-    return Worker(net, data, optim.SGD(net.parameters(), 1.0, momentum=0.9))
+    return Worker(net, data, optim.SGD(net.parameters(), 1.0, momentum=0.9), config)
 
 
 def queue(parts: Worker, steps: int = STEPS) -> LeafQueue:
@@ -93,6 +95,41 @@ def test_backup_is_the_synchronous_step_over_the_leaves_that_count(backups: int)
         assert (ours.samples, ours.metrics) == (theirs.samples, theirs.metrics)
         assert ours.loss == pytest.approx(theirs.loss)
     assert stepper.server.memory.parts() == {}
+
+
+def overflowing() -> Worker:
+    """Gradients overflow between the head's two factors, at the first scales."""
+    parts = made(30, replace(CONFIG, autocast="float16"))
+    head = parts.net.get_submodule("head")
+    head.register_forward_hook(lambda _net, _inputs, logits: logits * 2.0**-4 * 2.0**4)
+    return parts
+
+
+def test_an_update_that_overflows_is_skipped_as_a_synchronous_step_is() -> None:
+    parts, other = overflowing(), overflowing()
+    events = backup_events(parts, 0)
+    stepper = served(parts, SynchronyConfig("backup", backup_workers=0), events, STEPS)
+    scales = []
+    for step in range(STEPS):
+        stepper.run(step, RATE).read()
+        other.stepper.run(step, RATE).read()
+        assert same_bits(parts, other)
+        assert parts.forward.scaler.state_dict() == other.forward.scaler.state_dict()
+        scales.append(parts.forward.scaler.get_scale())
+    assert STEPS > len(set(scales)) > 1  # some are skipped, and some are not
+    assert stepper.server.memory.parts() == {}
+
+
+def test_what_overflows_teaches_no_rule_for_late_gradients() -> None:
+    for rule in ("delay", "gap"):
+        parts = overflowing()
+        events = in_order(Stale(queue(parts), 3, 0, 2), (0, 1, 2))
+        stepper = served(parts, SynchronyConfig("stale", compensate=rule), events, STEPS)
+        for step in range(STEPS):
+            stepper.run(step, RATE / 5)
+        assert parts.forward.scaler.get_scale() < 2**16
+        assert all(square.isfinite().all() for square in stepper.server.memory.mean_square.values())
+        assert all(parameter.isfinite().all() for parameter in parts.named.values())
 
 
 def test_s_of_0_with_one_leaf_each_is_synchronous() -> None:
