@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from firecaffe.cluster.agree import text_of_first
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset
@@ -201,11 +202,12 @@ class _Loop:
     def end(self) -> Result:
         t, recipe, last, records = self.t, self.t.run.recipe, self._last, self._records
         with self._explained():
-            if t.first_step < last:
+            is_new = t.first_step < last or not _is_saved(t, last)
+            if is_new:
                 self._save(last, is_now=True)  # before the evaluation, which may fail
             if self._validation is None:
                 self._validation = _validate(t, last, records)
-                if t.first_step < last and _is_new_best(t, last):
+                if is_new and _is_new_best(t, last):
                     t.best.checkpoint = _path(t, last)
                     t.saver.wait(t.world)
                     t.saver.mark_best(last)
@@ -284,6 +286,11 @@ def _save(t: Training, done: int) -> None:
     if t.learner.mode.rise.saves_lowest():
         marks.append(GOOD)
     t.saver.save(about, t.state, marks)
+
+
+def _is_saved(t: Training, done: int) -> bool:
+    # Not if another run was resumed at its end. Others than rank 0 may not see the folder.
+    return bool(text_of_first(t.world, "yes" if Path(_path(t, done)).is_dir() else ""))
 
 
 def _check_rise(t: Training, done: int) -> None:

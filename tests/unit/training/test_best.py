@@ -138,7 +138,8 @@ def test_it_stops_once_nothing_gets_better_and_counts_on(tmp_path: Path, capsys:
     checkpoint = tmp_path / "first" / "checkpoints" / "step-00000002"
     assert rest.best == {**(whole.best or {}), "checkpoint": str(checkpoint)}
     # At its end there is nothing left to do; with more patience there is.
-    assert fit_images(tmp_path / "over", str(tmp_path / "rest"), stop_after=3).steps == 8
+    over = fit_images(tmp_path / "over", str(tmp_path / "rest"), stop_after=3)
+    assert (over.steps, load_newest(tmp_path / "over")[0].step) == (8, 8)
     assert fit_images(tmp_path / "more", str(tmp_path / "rest"), stop_after=4).steps == 10
     # No word, no stop.
     assert fit_images(tmp_path / "none", stop_after=0).steps == 12
