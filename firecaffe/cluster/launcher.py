@@ -9,7 +9,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
@@ -100,10 +103,13 @@ def launch(
         tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as folder,
         _environment(_variables_of_ranks(hosts, address, secret) | hand(for_ranks, Path(folder))),
         _silent(MEETING_LOGGER),
-        handlers_kept(SIGNALS),  # the agent sets its own, and leaves them
+        handlers_kept(SIGNALS) as heard,  # the agent sets its own, and leaves them
         generators_kept(),  # the agent waits for random times
         Aside() as aside,
     ):
+        for number in heard:  # other hosts may be long in coming; Ctrl-C raises anyway
+            if number != signal.SIGINT:
+                signal.signal(number, partial(_end, advice))
         command = ["-m", module, *arguments]
         started = _Launch(
             command, hosts, max_restarts, address, secret, folder, advice, settle, aside
@@ -274,10 +280,7 @@ class _Launch:
             return PreemptedError(_message(said))
         if CheckpointError.exit_code in codes:
             return self._told(failures, "the run ended")
-        name = error.sigval.name
-        return RankFailedError(
-            f"ended by {name}{self.advice and '; '}{self.advice}", 128 + error.sigval
-        )
+        return _ended_by(error.sigval, self.advice)
 
     def _told(
         self, failures: dict[int, ProcessFailure], then: str, goes_on: bool = False
@@ -342,6 +345,14 @@ class _Launch:
                 self.aside.run(read, LAST_S)
         self.known_folders = folders or self.known_folders
         return list(self.known_folders)
+
+
+def _end(advice: str, number: int, _: FrameType | None) -> NoReturn:
+    raise _ended_by(signal.Signals(number), advice)
+
+
+def _ended_by(number: signal.Signals, advice: str) -> RankFailedError:
+    return RankFailedError(f"ended by {number.name}{advice and '; '}{advice}", 128 + number)
 
 
 def _other(rank: int, exit_code: int, message: str) -> Fault:

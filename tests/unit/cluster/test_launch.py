@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from typing import cast
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from firecaffe.cluster import groups
+from firecaffe.cluster import groups, launcher
 from firecaffe.cluster.addresses import LOOPBACK
 from firecaffe.cluster.agent import FaultAgent
 from firecaffe.cluster.calls import Aside
@@ -28,6 +29,7 @@ from firecaffe.cluster.handover import HANDED, LAUNCHED, hand, handed
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.launcher import (
     MEETING_LOGGER,
+    RankFailedError,
     _environment,
     _Launch,
     _silent,
@@ -166,6 +168,23 @@ def test_a_stopped_one_is_seen_and_can_be_killed(start: Start) -> None:
     failure = rank.failure
     assert failure is not None
     assert failure.exitcode == -9
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_hosts_are_waited_for_leaves_nothing(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(launcher, "meet_launchers", lambda *_: os.kill(os.getpid(), number))
+    before = signal.signal(number, lambda *_: None)
+    try:
+        with pytest.raises(RankFailedError) as ended:
+            launch(["train"], Hosts(), for_ranks="all of it")
+    finally:
+        signal.signal(number, before)
+    assert ended.value.exit_code == 128 + number
+    assert number.name in str(ended.value)
+    assert not list(tmp_path.iterdir())
 
 
 SHORT, LONG = timedelta(seconds=0.1), timedelta(seconds=300)
