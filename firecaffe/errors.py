@@ -246,6 +246,20 @@ def _is_memory_full(error: BaseException) -> bool:
     return is_foreign and any(word in str(error).lower() for word in FULL)
 
 
+def file_error(error: OSError, where: str = "") -> RunError | None:
+    """Return the line about a file that cannot be read or written; None for other errors.
+
+    where: begins the line. A rank's own fault has its words already; full memory is no file's.
+    """
+    has_words = isinstance(error, FirecaffeError) or getattr(error, "fault", None) is not None
+    if not error.filename or has_words or error.errno == errno.ENOMEM:
+        return None
+    return RunError(
+        f"{where}{os.fsdecode(error.filename)}: cannot be read or written "
+        f"({error.strerror or error}); free the disk, or name another place"
+    )
+
+
 class LauncherLostError(FirecaffeError):
     """The process that started this rank is gone. The rank has saved a checkpoint."""
 

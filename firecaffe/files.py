@@ -69,7 +69,8 @@ def written_aside(path: Path) -> Iterator[Path]:
         sync_folder(path.parent)
     except OSError as error:
         if error.filename in (None, str(aside)):  # the user knows no other name than `path`
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            del error.filename2
         raise
     finally:
         aside.unlink(missing_ok=True)

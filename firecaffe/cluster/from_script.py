@@ -1,13 +1,12 @@
 """A decorator for functions that scripts call: mistakes and errors are reported in one line."""
 
-import errno
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from firecaffe.cluster.handover import tell_uncaught
-from firecaffe.errors import FirecaffeError, RecipeError, RunError
+from firecaffe.errors import RecipeError, file_error
 from firecaffe.value_checks import did_you_mean
 
 Given = ParamSpec("Given")
@@ -31,21 +30,11 @@ def from_script(function: Callable[Given, Value]) -> Callable[Given, Value]:
         try:
             return function(*args, **kwargs)
         except OSError as error:
-            if not _is_of_file(error):
+            if (of_file := file_error(error, f"{function.__name__}: ")) is None:
                 raise
-            why = error.strerror or error
-            raise RunError(
-                f"{function.__name__}: {error.filename}: cannot be read or written ({why}); free "
-                "the disk, or name another place"
-            ) from error
+            raise of_file from error
 
     return call
-
-
-def _is_of_file(error: OSError) -> bool:
-    # A rank's own fault has its words already; memory that is full is no file's.
-    has_words = isinstance(error, FirecaffeError) or getattr(error, "fault", None) is not None
-    return bool(error.filename) and not has_words and error.errno != errno.ENOMEM
 
 
 def bind(

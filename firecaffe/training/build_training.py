@@ -8,8 +8,8 @@ and gradients over its own lanes.
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from firecaffe.cluster.watch_message import WatchedPlace
 from firecaffe.cluster.world import World, join, pulse_beside
 from firecaffe.data import Data
 from firecaffe.data.datasets import GIVEN
-from firecaffe.errors import AgreementError, RunError
+from firecaffe.errors import AgreementError, RunError, file_error, own_traceback
 from firecaffe.exchange.route import HOOK
 from firecaffe.files import write_json
 from firecaffe.meta_kernels import without_compiler
@@ -148,6 +148,7 @@ def train_parts(
         join(recipe.train.device, exchange.timeout_s, exchange.silent_s, shape) as world,
         ExitStack() as resources,
         tell_faults(world) as teller,  # innermost: others hear of faults before anything waits
+        _files_named(),
     ):
         recipe, chosen_layout = choose_layout(recipe, parts, world)
         if not has_ranks_checked:
@@ -159,6 +160,18 @@ def train_parts(
         start = find_start(world, resume)
         mesh = make_mesh(world, layout, resources)
         return _train_in(mesh, recipe, parts, plugins, start, teller, chosen_layout, resources)
+
+
+@contextmanager
+def _files_named() -> Iterator[None]:
+    # A full disk is told in one line; an error of a user's code keeps its traceback.
+    try:
+        yield
+    except OSError as error:
+        of_file = None if own_traceback(error) else file_error(error)
+        if of_file is None:
+            raise
+        raise of_file from error
 
 
 def _train_in(

@@ -39,6 +39,14 @@ def test_a_failure_keeps_the_old_content(
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_only_the_name_that_was_asked_for_is_told(tmp_path: Path) -> None:
+    """Not that of the file aside, which the system names before it."""
+    (tmp_path / "there").mkdir()
+    with pytest.raises(OSError, match="there") as refusal:
+        write_atomically(tmp_path / "there", "text\n")
+    assert (refusal.value.filename2, "None" in str(refusal.value)) == (None, False)
+
+
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     """Whoever may do so would have a file in the place of /dev/full, /dev/stdout or /dev/null."""
     pipe = tmp_path / "pipe"

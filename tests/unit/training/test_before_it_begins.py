@@ -1,6 +1,7 @@
 """What is known before the first step: plug-ins, recipes that cannot be, and where ranks record."""
 
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -109,6 +110,25 @@ def test_plugins_stand_around_batches_and_checkpoints(tmp_path: Path, monkeypatc
     batches = [f"{name} batch {leaf}" for leaf in leaves for name in ("outer", "inner")]
     saved = "outer checkpoint 2", "inner checkpoint 2"
     assert seen == ["inner check 1", "outer check 1", *batches, *saved]
+
+
+@dataclass(frozen=True)
+class Blocking(Plugin):
+    """Puts a pipe where a file is to be."""
+
+    path: Path
+
+    def around_batches(self, batches: TrainBatches, world: World) -> TrainBatches:
+        if not self.path.exists():  # batches are asked for twice
+            os.mkfifo(self.path)
+        return batches
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: Patch) -> None:
+    blocking = Blocking(tmp_path / "run" / "result.json")
+    name_plugins(monkeypatch, blocking=SimpleNamespace(plugin=lambda: blocking))
+    with pytest.raises(RunError, match=r"run/result\.json"):
+        train_in(tmp_path / "run")
 
 
 def raise_in_lines() -> Plugin:
