@@ -21,7 +21,7 @@ from firecaffe.cluster.hosts import Hosts, check_memory, say
 from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.cluster.launcher import launch as launch_ranks
 from firecaffe.cluster.world import is_launched
-from firecaffe.errors import FirecaffeError, RecipeError
+from firecaffe.errors import FirecaffeError, RecipeError, RunError
 from firecaffe.output import kept_stdout
 from firecaffe.runs.fault import settle_fault
 from firecaffe.user_code import packed, shown
@@ -90,7 +90,6 @@ def launch_on(
     with tempfile.TemporaryDirectory(prefix="firecaffe-launch-") as place:
         folder = Path(place)
         caller = Caller(name, sys.path, sys.argv, torch.get_default_dtype())
-        (folder / CALLER).write_bytes(pickle.dumps(caller))
         try:
             call = packed((function, tuple(args), dict(kwargs or {})))
         except Exception as error:  # whatever an object's own pickling raises
@@ -98,7 +97,14 @@ def launch_on(
                 f"{name} and its arguments cannot be copied to the workers: {error}; what cannot "
                 "be copied, as a lock or an open file, has to be made by a worker"
             ) from error
-        (folder / CALL).write_bytes(call)
+        try:
+            (folder / CALLER).write_bytes(pickle.dumps(caller))
+            (folder / CALL).write_bytes(call)
+        except OSError as error:
+            raise RunError(
+                f"{folder.parent}: no room for {name} and its arguments, {len(call):,} bytes "
+                f"({error.strerror}); another folder for temporary files is set by TMPDIR"
+            ) from error
         kept_stdout().flush()
         try:
             folders = launch_ranks(

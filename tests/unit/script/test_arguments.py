@@ -4,10 +4,11 @@ import copy
 import datetime
 import inspect
 import re
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 from unittest.mock import patch
 
 import pytest
@@ -21,7 +22,7 @@ import firecaffe
 from benchmarks.training.unusual.layers import PIXELS, WIDTH, Clamp, Words
 from benchmarks.training.unusual.teachers import Teacher
 from firecaffe.cluster.groups import group_of_one
-from firecaffe.errors import RecipeError
+from firecaffe.errors import RecipeError, RunError
 from firecaffe.script.local import after_each_update
 from firecaffe.script.script_arguments import tell_of_own_state
 from firecaffe.script.script_exchange import host_key, ranks_per_host
@@ -306,3 +307,16 @@ def test_several_are_called_and_each_ends_by_itself() -> None:
     ends[1]()
     scaler.update()
     assert called == ["a", "b", "b"]
+
+
+def test_arguments_without_room_are_told_with_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(28, "No space left on device")  # `write` names no file
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(RunError, match=f"{tmp_path}: no room .* TMPDIR"):
+        firecaffe.launch(print, 1, args=("all of it",))
+    assert not list(tmp_path.iterdir())
