@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
     RunResult,
     SimpleElasticAgent,
     Worker,
@@ -106,6 +107,18 @@ class FaultAgent(SimpleElasticAgent):
         self._is_starting = False  # while it is set, nothing may interrupt
         self._ranks: dict[int, RankProcess] = {}  # of this attempt, by global rank
         self._result = RunResult(WorkerState.INIT)
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the ranks to their end. A signal after their last step does not undo the run."""
+        try:
+            result: RunResult = super().run(role)
+            return result
+        except SignalException:
+            needed = self._ranks.keys() - self.let_go
+            if not needed or self._running() or self.failures():
+                raise
+            self._exit_barrier()
+            return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(self._ranks))
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         begun_s, met = time.monotonic(), threading.Event()

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
-from torch.distributed.elastic.agent.server.api import WorkerState
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerState
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from firecaffe.cluster import agent as agents
@@ -133,6 +134,34 @@ def test_signals_that_come_together_end_the_agent_once(monkeypatch: pytest.Monke
         now_s += SAME_S
         with pytest.raises(SignalException):
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("codes", "let_go", "is_done"),
+    [
+        ([0, 0], set[int](), True),
+        ([0, -9], {1}, True),  # rank 0 has gone on without it
+        ([0, -15], set[int](), False),
+        ([-9, -9], {0, 1}, False),  # a host without ranks waits for the others
+    ],
+)
+def test_a_signal_after_the_last_step_does_not_undo_the_run(
+    codes: list[int], let_go: set[int], is_done: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that are asked to stop in the last evaluation end their work, with code 0."""
+
+    def ended(*_: object) -> NoReturn:
+        raise SignalException("asked", signal.SIGTERM)
+
+    monkeypatch.setattr(SimpleElasticAgent, "run", ended)
+    ranks, agent = Ranks(), bare_agent()
+    ranks.codes, ranks.ranks = [*codes], let_go
+    agent._let_go, agent._ranks = ranks, {rank: ranks.process(rank) for rank in range(2)}
+    left: list[str] = []
+    agent._exit_barrier = lambda: left.append("all hosts")
+    with nullcontext() if is_done else pytest.raises(SignalException):
+        assert agent.run().state == WorkerState.SUCCEEDED
+    assert left == ["all hosts"] * is_done
 
 
 class Interrupted:
