@@ -191,15 +191,16 @@ class _Launch:
         with room_kept(self.met.store.port) if self.holds_store else nullcontext():
             try:
                 return self._run()
+            except SignalException as error:  # also one that comes while the end is told
+                if self.hosts.is_one:  # else others may continue without this host
+                    self.handler.shutdown()
+                raise self._asked(error) from error
             finally:
                 wait_for_room()  # later code opens files, too
 
     def _run(self) -> list[Path]:
         try:
             result = self.agent.run()
-        except SignalException as error:
-            # Others may continue without this host: the rendezvous stays open.
-            raise self._asked(error) from error
         except MEETING_ERRORS as error:
             self.handler.shutdown()
             failures = self.agent.last_failures
@@ -284,7 +285,7 @@ class _Launch:
 
     def _told(
         self, failures: dict[int, ProcessFailure], then: str, goes_on: bool = False
-    ) -> RankFailedError:
+    ) -> RankFailedError | PreemptedError:
         """Return the failure that came first; `goes_on`: its advice is being followed already."""
         folders = self._folders()
         faults = {rank: self._fault(rank, failure) for rank, failure in failures.items()}
@@ -302,7 +303,7 @@ class _Launch:
         rank = min(failures, key=when)
         fault, failure = faults[rank], failures[rank]
         if failure.exitcode == PreemptedError.exit_code:
-            return RankFailedError(_message(failure), failure.exitcode)
+            return PreemptedError(_message(failure))
         traceback = _own_traceback(failure)
         if fault is None:
             return RankFailedError(f"rank {rank}: {_message(failure)}", failure.exitcode, traceback)

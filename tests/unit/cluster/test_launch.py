@@ -19,6 +19,7 @@ from typing import cast
 
 import pytest
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster import groups, launcher
 from firecaffe.cluster.addresses import LOOPBACK
@@ -40,7 +41,7 @@ from firecaffe.cluster.process_settings import alone_in_process
 from firecaffe.cluster.rank_process import RankProcess
 from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import FOLDER
-from firecaffe.errors import LaunchError, RecipeError
+from firecaffe.errors import LaunchError, PreemptedError, RecipeError
 
 SET = "FIRECAFFE_TEST_SET"
 
@@ -91,6 +92,18 @@ def test_the_runs_folder_is_had_though_a_question_before_is_overdue() -> None:
         assert launch._folders() == [Path("/runs/1")]
         group.store = None
         assert launch._folders() == [Path("/runs/1")]
+
+
+def test_a_rank_that_was_asked_to_stop_is_told_as_the_launcher_would_be(tmp_path: Path) -> None:
+    launch = _Launch.__new__(_Launch)
+    group = SimpleNamespace(store=None)
+    agent = SimpleNamespace(get_worker_group=lambda: group, ended_by_us=set())
+    launch.agent, launch.settle = cast("FaultAgent", agent), lambda _, fault, __: fault
+    launch.known_folders, launch.has_patience = [], True
+    asked = ProcessFailure(0, 1, PreemptedError.exit_code, str(tmp_path / "none"))
+    with Aside() as launch.aside:
+        error = launch._told({0: asked}, "the run ended")
+    assert type(error) is PreemptedError
 
 
 def test_torchs_agent_alone_is_silent(
