@@ -226,7 +226,7 @@ class Saver:
                 mark_checkpoint(self._folder, mark, checkpoint.step)
             remove_old(self._folder, self._keep_last)
             self.costs.saved += 1
-        except Exception as caught:
+        except BaseException as caught:  # a plug-in may end its process, and ends this thread
             self.costs.failed += 1
             what = f"{type(caught).__name__}: {caught}"
             error = CheckpointError(f"checkpoint of step {checkpoint.step} not saved: {what}")

@@ -105,6 +105,19 @@ def test_a_full_disk_is_told_once_and_the_next_one_is_saved(tmp_path: Path) -> N
         saver.finish()
 
 
+def test_a_plugin_that_ends_the_thread_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def write(*_: object) -> Path:
+        raise SystemExit("no place to copy it to")
+
+    saver = Saver(tmp_path, 0, write, said.append)
+    save(saver, 1, w=torch.zeros(3))
+    with pytest.raises(CheckpointError, match="no place to copy it to"):
+        saver.finish()
+    assert (len(said), saver.costs.failed) == (1, 1)
+
+
 def test_old_ones_go_only_after_a_new_one_is_there(tmp_path: Path) -> None:
     def refuse(*_: object) -> Path:
         raise CheckpointError("full")
