@@ -185,6 +185,8 @@ def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
         try:
             return load_checkpoint(path), damaged
         except CheckpointError as error:
+            if not path.is_dir():  # a run that goes on has removed it, and has newer ones
+                return load_newest(where)
             damaged.append(str(error))
     if damaged:
         raise CheckpointError(f"{damaged[0]}; all {len(damaged)} checkpoints there are damaged")

@@ -97,6 +97,23 @@ def test_only_the_newest_stay(tmp_path: Path) -> None:
     assert left == [LATEST, "notes", "step-00000012", "step-100000000"]
 
 
+def test_one_that_its_run_removes_while_it_is_read_is_not_damaged(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """A run that goes on keeps its newest one alone."""
+    save_checkpoint(tmp_path, small(1))
+
+    def read_late(where: Path) -> Checkpoint:
+        if where.name == "step-00000001":
+            save_checkpoint(tmp_path, small(2))
+            remove_old(tmp_path, 1)
+        return load_checkpoint(where)
+
+    monkeypatch.setattr(module, "load_checkpoint", read_late)
+    newest, damaged = load_newest(tmp_path)
+    assert (newest.step, damaged) == (2, [])
+
+
 def test_latest_points_to_it_only_after_the_rename(tmp_path: Path, monkeypatch: Patch) -> None:
     save_checkpoint(tmp_path, small(1))
     seen: list[str] = []
