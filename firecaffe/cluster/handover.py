@@ -7,10 +7,10 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import Fault
@@ -96,10 +96,20 @@ def end_process(exit_code: int) -> NoReturn:
     # A Gloo thread that frees a tensor while the interpreter shuts down aborts the process, too
     # (torch's issue 190489).
     try:
+        _remove_sockets()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:  # their reader may be gone, or the disk full
         os._exit(exit_code)
+
+
+def _remove_sockets() -> None:
+    # The folder for those of `multiprocessing`, which it removes as an interpreter shuts down.
+    util: Any = sys.modules.get("multiprocessing.util")
+    for remove in [] if util is None else list(util._finalizer_registry.values()):
+        if remove._callback is util._remove_temp_dir:
+            with suppress(OSError):
+                remove()
 
 
 HANDED = "FIRECAFFE_HANDED"

@@ -1,7 +1,11 @@
-"""A training that fails leaves no thread, no socket and no shared memory, wherever it fails."""
+"""A training that fails leaves no thread, no socket and no shared memory, wherever it fails; and no
+folder, however it ends.
+"""
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -116,3 +120,20 @@ def test_ranks_that_share_memory(ranks: Ranks, stage: str, tmp_path: Path) -> No
         # for the first time then, in Gloo, and holds what it sums until Gloo gives up.
         if rank == 0:
             assert after[2] == before[2]
+
+
+ENDS = """
+from multiprocessing.util import get_temp_dir
+from firecaffe.cluster.handover import end_process
+print(get_temp_dir(), flush=True)  # as for the server that forks data workers
+end_process(3)
+"""
+
+
+def test_a_rank_leaves_no_folder_of_sockets(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, Path(done.stdout.strip()).parent) == (3, tmp_path), done.stderr
+    assert not list(tmp_path.iterdir())
