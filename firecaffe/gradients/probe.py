@@ -56,13 +56,13 @@ def run_probe(
         beside: Other tensors of all ranks, which are compared but are not in the digest.
         twice: Compute them again, and compare.
 
-    Raises: RecipeError if a gradient is sparse.
+    Raises: RecipeError if a gradient is sparse, or is not whole when backward first finishes it.
     """
-    ready: list[int] = []
+    ready: dict[int, Tensor | None] = {}
     parameters = list(named.values())
     hooks = [
-        parameter.register_post_accumulate_grad_hook(partial(_note, ready, index))  # type: ignore[no-untyped-call]
-        for index, parameter in enumerate(parameters)
+        parameter.register_post_accumulate_grad_hook(partial(_note, ready, name, index))  # type: ignore[no-untyped-call]
+        for index, (name, parameter) in enumerate(named.items())
     ]
     value = _computed(buffers, backward)
     for hook in hooks:
@@ -79,11 +79,12 @@ def run_probe(
     digests = digest_each(computed.items())
     unused = {_of(name): "" for name, parameter in named.items() if parameter.grad is None}
     totals = _take_totals(parameters)
+    ready = dict.fromkeys(ready)  # without the gradients, which are as large as the weights
     if twice:
         _computed(buffers, backward)
     repeats = not twice or _take_totals(parameters) == totals
-    ready += [index for index in range(len(parameters)) if index not in set(ready)]
-    order = json.loads(text_of_first(column or world, json.dumps(ready)))
+    local_order = [*ready, *(index for index in range(len(parameters)) if index not in ready)]
+    order = json.loads(text_of_first(column or world, json.dumps(local_order)))
     stated = {**digests, **unused, **digest_each((beside or {}).items())}
     by_rank = [json.loads(text) for text in gather_text(world, json.dumps(stated))]
     whole = dict(digests)
@@ -121,8 +122,15 @@ def _deviating(by_rank: Sequence[Mapping[str, str]]) -> list[int]:
     return sorted(deviating)
 
 
-def _note(ready: list[int], index: int, _: Tensor) -> None:
-    ready.append(index)
+def _note(ready: dict[int, Tensor | None], name: str, index: int, parameter: Tensor) -> None:
+    # A forward that computes gradients itself, and drops them, comes before; the last counts.
+    before = ready.pop(index, None)
+    if before is not None and before is parameter.grad:
+        raise RecipeError(
+            f"the gradient of {name} goes on growing after backward has finished it, when it may "
+            "have been sent; torch.utils.checkpoint needs use_reentrant=False"
+        )
+    ready[index] = parameter.grad
 
 
 def _sha256(text: str) -> str:

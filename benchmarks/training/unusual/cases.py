@@ -125,6 +125,10 @@ CASES: dict[str, Case] = {
         lambda: around(in_backward.Following()), ends="backward changes the parameter 2.teacher"
     ),
     "a hook that keeps norms": Case(in_backward.scaling, told="other gradients", doubted=True),
+    "a layer twice, checkpointed": Case(
+        lambda: around(in_backward.Twice()), ends="use_reentrant=False"
+    ),
+    "an adversary": Case(lambda: around(in_backward.Adversary())),
     "inputs that are written to": Case(in_backward.Overwriting),
     # random numbers
     "dropout, checkpointed": Case(lambda: around(of.Checkpointed())),

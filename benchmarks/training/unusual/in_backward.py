@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.training.unusual.layers import WIDTH, around
 from benchmarks.training.unusual.teachers import Teacher
@@ -64,3 +65,34 @@ class Overwriting(nn.Module):
 
     def forward(self, values: Tensor) -> Any:
         return self.inner(values.mul_(1.5) if self.training else values * 1.5)
+
+
+class Twice(nn.Module):
+    """One layer in a part that backward goes through by itself, and beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values: Tensor) -> Any:
+        return self.layer(checkpoint(self._part, values, use_reentrant=True))
+
+    def _part(self, values: Tensor) -> Tensor:
+        return torch.tanh(self.layer(values))
+
+
+class Adversary(nn.Module):
+    """Moves what it takes by a gradient, whose parts by its weights it drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values: Tensor) -> Any:
+        if self.training:
+            at = values.detach().requires_grad_()
+            with torch.enable_grad():
+                self.layer(at).square().mean().backward()
+            self.zero_grad()
+            values = values + at.grad.sign() * 0.1  # type: ignore[union-attr]
+        return self.layer(values)
