@@ -17,7 +17,7 @@ from firecaffe.data.caffe_source import open_caffe, open_caffe_test
 from firecaffe.data.chosen_samples import hold_out
 from firecaffe.data.config import IMAGE_WORDS, DataConfig
 from firecaffe.data.dataset import Dataset, is_images, layout_of, num_classes
-from firecaffe.data.own_data import check_own
+from firecaffe.data.own_data import check_own, take_turns
 from firecaffe.data.sources import Data, DataParts, TestPart, check_words
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.user_code import CAFFE, call, find, is_caffe, is_reference, shown, without_folder
@@ -132,6 +132,7 @@ def divide(parts: DataParts, config: DataConfig) -> Data:
     Raises RecipeError if the image settings or hold_out do not fit, and DataError if parts differ.
     """
     train, test, validation, notes = parts
+    take_turns((train, test, validation))
     for name, part in (("test", test), ("validation", validation)):
         if part is not None:
             _check_alike(config.name, train, name, part)

@@ -1,8 +1,9 @@
 """Checks of a user's data set, before training and at every batch. Each fault is one line."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from threading import BoundedSemaphore
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from firecaffe.data.dataset import (
     ask,
     is_images,
     leaf_of,
+    map_batch,
     named_leaves,
     take_facts,
 )
@@ -72,6 +74,14 @@ def check_own(name: str, dataset: Any) -> Dataset:
     return CheckedSet(name, given)
 
 
+def take_turns(parts: Iterable[Dataset | None]) -> None:
+    """Let the parts that are one data set of a user's share its turns."""
+    turns: dict[int, BoundedSemaphore] = {}
+    for part in parts:
+        if isinstance(part, CheckedSet):
+            part.turns = turns.setdefault(id(part.dataset), part.turns)
+
+
 def _kind(dataset: Any) -> str:
     if isinstance(dataset, type):
         return f"the class {dataset.__qualname__}, not one that is made of it"
@@ -115,6 +125,8 @@ class CheckedSet:
         take_facts(self, dataset, (*OF_ITSELF, *OF_SAMPLES))
         self.shard_counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
         self._check_facts()
+        self.turns = BoundedSemaphore(self.fetchers or 1)
+        """Of the threads that may ask at once: an evaluation asks beside the training's."""
         self._found: Layout | None = None
         try:
             batch = self._first_batch()
@@ -190,7 +202,7 @@ class CheckedSet:
         if self._is_torchs:  # each of its items has a key
             return fetch(indices_B)
         if self.fetchers:
-            with under(key):
+            with self.turns, under(key):
                 return fetch(indices_B)
         with generators_kept(), keyed(Stream.BATCH, key):
             return fetch(indices_B)
@@ -211,7 +223,9 @@ class CheckedSet:
             self._check_images(*batch, count=len(indices_B))
         else:
             self._check_leaves(batch, indices_B)
-        return batch
+        # A copy: the memory may be the data set's own, which a network or a loss that writes to
+        # what it takes would change on one rank only, and the next batch may be in the same.
+        return batch if self._is_uniform else map_batch(torch.clone, batch)
 
     def _check_images(self, images: Any, labels: Any, count: int) -> None:
         for what, tensor in (("images", images), ("labels", labels)):
@@ -253,10 +267,9 @@ class CheckedSet:
         if tree_flatten(batch)[1] != spec:
             raise self._wrong(f"{Layout.of(batch)} for sample {sample}", f"as sample 0: {first}")
         # Shapes may differ from sample 0 only if the user's own code builds the batches.
-        is_uniform = isinstance(self.dataset, TorchSet) and self.dataset.is_uniform
         for (what, leaf), wanted in zip(named_leaves(batch), expected, strict=True):
             leaf_layout = leaf_of(leaf)
-            if leaf.dtype != wanted.dtype or (is_uniform and leaf_layout != wanted):
+            if leaf.dtype != wanted.dtype or (self._is_uniform and leaf_layout != wanted):
                 raise self._wrong(
                     f"{what} of {leaf_layout} for sample {sample}", f"{wanted}, as sample 0 has"
                 )
@@ -274,6 +287,11 @@ class CheckedSet:
     @property
     def _is_torchs(self) -> bool:
         return isinstance(self.dataset, TorchSet)
+
+    @property
+    def _is_uniform(self) -> bool:
+        """Whether torch's own collate makes each batch, in memory of its own."""
+        return isinstance(self.dataset, TorchSet) and self.dataset.is_uniform
 
     def _wrong(self, given: str, expected: str) -> DataError:
         what = "'s items give" if self._is_torchs else ".batch() gave"

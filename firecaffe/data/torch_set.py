@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
 from firecaffe.data.dataset import Batch, kind_of
@@ -105,7 +107,8 @@ class Items:
             if self.collate is not default_collate:
                 raise failed(f"collate of {self.name}", error) from error
             raise DataError(self._why_not(items, samples, error)) from error
-        return batch
+        whole: Batch = tree_map_only(Tensor, _without_gaps, batch)
+        return whole
 
     def _why_not(self, items: list[Any], samples: Sequence[int], error: Exception) -> str:
         first, *others = zip(samples, map(_item_layout, items), strict=True)
@@ -121,6 +124,13 @@ class Items:
             f"arrays, numbers, or dicts and tuples of them, or from_torch(dataset, collate=…) "
             f"({said:.120})"
         )
+
+
+def _without_gaps(tensor: Tensor) -> Tensor:
+    # So that a data worker can send it as it is, with its strides.
+    if tensor.layout != torch.strided or torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return tensor
+    return tensor.contiguous()
 
 
 def _item_layout(item: Any) -> str:

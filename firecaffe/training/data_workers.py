@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
@@ -26,7 +27,7 @@ from typing_extensions import Buffer
 
 from firecaffe.data import Data, Dataset
 from firecaffe.data.chosen_samples import SomeOfDataset
-from firecaffe.data.dataset import Batch, TensorLayout
+from firecaffe.data.dataset import Batch
 from firecaffe.data.own_data import CheckedSet
 from firecaffe.data.torch_set import Items, TorchSet
 from firecaffe.errors import DataError, FirecaffeError, OwnCodeError, RecipeError, memory_full
@@ -39,16 +40,24 @@ def send_batch(pipe: Connection, batch: Batch) -> None:
     pipe.send_bytes(content)
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor):
-            _all(os.writev, pipe.fileno(), leaf.detach().cpu().contiguous())
+            _all(os.writev, pipe.fileno(), leaf.detach().cpu())
+
+
+@dataclass(frozen=True)
+class _Form:
+    # Strides, too, for they may change the bits of what is computed from a tensor.
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def receive_batch(pipe: Connection, outline: Any) -> Batch:
     """Receive what `send_batch` sends after its outline. Raises: EOFError if the sender is gone."""
 
     def received(leaf: Any) -> Any:
-        if not isinstance(leaf, TensorLayout):
+        if not isinstance(leaf, _Form):
             return leaf
-        tensor = torch.empty(leaf.shape, dtype=leaf.dtype)
+        tensor = torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype)
         _all(os.readv, pipe.fileno(), tensor)
         return tensor
 
@@ -57,14 +66,15 @@ def receive_batch(pipe: Connection, outline: Any) -> Batch:
 
 
 def _outline(leaf: Any) -> Any:
-    return TensorLayout(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+    return _Form(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
 def _all(move: Any, descriptor: int, tensor: Tensor) -> None:
-    # The tensor is contiguous.
+    # The tensor has no gaps, as `Items.make` gives it.
     if not tensor.numel():
         return
-    left = memoryview(cast(Buffer, tensor.reshape(-1).view(torch.uint8).numpy()))
+    run = torch.as_strided(tensor, (tensor.numel(),), (1,))
+    left = memoryview(cast(Buffer, run.view(torch.uint8).numpy()))
     while left:
         moved = move(descriptor, [left])
         if not moved:

@@ -1,8 +1,11 @@
 """Data of one's own that are no images of classes: trees, torch's data sets, random transforms."""
 
+import multiprocessing
+import pickle
 import random
 import threading
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +19,21 @@ from torch.utils.data import Dataset, Subset
 
 import firecaffe
 from firecaffe import TensorDataset, from_torch
-from firecaffe.data import Batches, DataConfig, SampleOrder, current_key, eval_batches
+from firecaffe.data import (
+    Batches,
+    DataConfig,
+    DataParts,
+    SampleOrder,
+    current_key,
+    divide,
+    eval_batches,
+)
 from firecaffe.data.batches import fetchers_of
 from firecaffe.data.dataset import ask, same_bits
 from firecaffe.data.hash import EVALUATION, Key
 from firecaffe.data.own_data import check_own
 from firecaffe.errors import DataError
+from firecaffe.training.data_workers import receive_batch, send_batch
 from tests.kit.training import recipe_in
 
 Point = namedtuple("Point", "at mass")
@@ -250,3 +262,71 @@ def test_arrays_of_numpy_are_told_how_to_become_tensors() -> None:
     for pair in ((images, labels), [images, torch.from_numpy(labels)], ({"a": images}, labels)):
         with pytest.raises(DataError, match=r"^train_set has numpy arrays; torch\.from_numpy"):
             check_own("train_set", pair)
+
+
+class Held:
+    """A data set that gives its own memory, and one that gives all batches in the same."""
+
+    def __init__(self, is_reused: bool) -> None:
+        self.is_reused, self.values = is_reused, torch.arange(float(COUNT))[:, None]
+        self.memory = torch.zeros(1, 1)
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+        (index,) = indices_B.tolist()
+        row = self.values[index : index + 1]
+        return self.memory.copy_(row) if self.is_reused else row, indices_B
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_a_batch_is_in_memory_of_its_own(is_reused: bool) -> None:
+    dataset = check_own("train_set", Held(is_reused))
+    (five, _), (six, _) = (dataset.batch(torch.tensor([index])) for index in (5, 6))
+    assert (float(five), float(six)) == (5, 6)
+    five.zero_()
+    assert float(dataset.batch(torch.tensor([5]))[0]) == 5
+
+
+def test_parts_of_one_data_set_take_turns() -> None:
+    """With one thread for each part, an evaluation would ask beside the training's."""
+    given: Any = InThreads(list)
+    given.fetchers = 1
+    sets = [check_own(f"{name}_set", given) for name in ("train", "test")]
+    data = divide(DataParts(*sets, None), replace(DataConfig(), hold_out=0.25))
+    train: Any = data.train
+    turns = train.dataset.turns
+    is_free: list[bool] = []
+    given.what = lambda: is_free.append(turns.acquire(blocking=False))
+    assert data.validation is not None
+    for part in (data.train, data.validation, data.test):
+        part.batch(torch.tensor([0]))
+    assert is_free == [False] * 3
+
+
+class Rows(Dataset[Any]):
+    """Images with the channels innermost."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return torch.arange(24.0).view(2, 4, 3) + index, index
+
+
+def test_a_data_worker_sends_strides_too() -> None:
+    """A convolution of such images has other bits."""
+
+    def collate(items: list[Any]) -> Any:
+        images = torch.stack([image for image, _ in items]).permute(0, 3, 1, 2)
+        return images, images[..., ::2]  # the second with gaps
+
+    batch = from_torch(Rows(), collate=collate).batch(torch.arange(3))
+    receiver, sender = multiprocessing.Pipe()
+    send_batch(sender, batch)
+    _, outline = pickle.loads(receiver.recv_bytes())
+    assert not batch[0].is_contiguous()
+    for sent, received in zip(batch, receive_batch(receiver, outline), strict=True):
+        assert sent.stride() == received.stride()
+        assert torch.equal(sent, received)
