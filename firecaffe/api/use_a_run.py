@@ -2,8 +2,10 @@
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +15,23 @@ from PIL import Image
 from firecaffe.api.answer import Answer, check_target
 from firecaffe.api.argument_checks import check_count, paths_of
 from firecaffe.api.run_argument import RunInUse, open_run
+from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
 from firecaffe.cluster.process_settings import alone_in_process
 from firecaffe.cluster.world import World, is_launched, join
-from firecaffe.data import Data, num_classes, open_test
+from firecaffe.data import Data, open_test
+from firecaffe.data.decode import stand_ins
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.files import finite, write_atomically
+from firecaffe.files import finite, write_atomically, written_aside
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.script.launch import launch
-from firecaffe.tasks import Task, task_of
 from firecaffe.training import evaluation
 from firecaffe.training.checkpoint import best_step
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.forward import arithmetic
-from firecaffe.training.given_parts import About
 from firecaffe.training.load import Trained, check_named, load_run
 from firecaffe.training.prediction import (
     Prediction,
@@ -40,6 +42,7 @@ from firecaffe.training.prediction import (
     of_samples,
     predictions,
     reader_of,
+    task_of_run,
 )
 from firecaffe.training.records import in_words
 
@@ -52,6 +55,7 @@ class EvaluatedRun:
     trained: Trained
     data: Data
     evaluation: Evaluation
+    notes: list[str]
 
 
 def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = False) -> EvaluatedRun:
@@ -66,13 +70,9 @@ def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = Fals
         with data_workers(data):
             given = model, task, data.test, recipe.data, recipe.train, world, labels
             evaluated = evaluation.evaluate(*given)
-    return EvaluatedRun(trained, data, evaluated)
-
-
-def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:
-    """Return the run's task, for the classes that it was trained on. Raises: RecipeError."""
-    classes = num_classes(data.train) if about.num_classes is None else about.num_classes
-    return task_of(recipe.task, classes)
+    damaged = gather_json(world, list(getattr(data.test, "skipped", {}).values()))
+    broken = sorted({line for of_rank in damaged for line in of_rank})
+    return EvaluatedRun(trained, data, evaluated, [stand_ins(broken)] if broken else [])
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,7 +94,7 @@ class Evaluated(Answer):
     evaluation: Evaluation
     """The loss, the metrics and the number of samples."""
     notes: Sequence[str]
-    """Lines about newer checkpoints that are damaged."""
+    """Lines about newer checkpoints that are damaged, and about damaged images."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the loss and each metric by name, with what they are of."""
@@ -183,7 +183,7 @@ def _evaluate(used: RunInUse, best: bool) -> Evaluated:
         best_step=best_step(used.where),
         data=result.data.description,
         evaluation=result.evaluation,
-        notes=trained.notes,
+        notes=[*trained.notes, *result.notes],
     )
 
 
@@ -191,6 +191,9 @@ MOST_CLASSES = 256
 """Most classes of a mask: a gray PNG has eight bits."""
 
 Row = dict[str, str | float]
+
+KeepMask = Callable[[Prediction], Path]
+"""Writes a mask, and returns its path."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -251,7 +254,7 @@ def predict(
         top: The number of classes of each image.
         csv: A file for the table of all rows.
         out: The folder for masks of a segmentation.
-        overwrite: Replace the file of `csv` if it exists.
+        overwrite: Replace the file of `csv`, and masks, if they exist.
         replace: Words of the run's recipe with other values, as {"data.path": "new"}.
 
     Images that cannot be read are left out, and named in the answer's `broken`. Raises:
@@ -261,7 +264,7 @@ def predict(
     used = open_run(run, replace, trust_code)
     check_count("top", top, 1)
     check_target(option("csv"), str(csv), overwrite)
-    masks = _mask_folder(meaning(used.recipe.task.name), out)
+    keep_mask = _keeper(meaning(used.recipe.task.name), out, overwrite)
     paths = _images_of(images)
     check_named(used.where, used.recipe, ("model",) if paths else ("model", "data"))
     exchange = used.recipe.exchange
@@ -271,7 +274,7 @@ def predict(
         arithmetic(used.recipe.train, world.device),
     ):
         trained = load_run(used.where, best=best, recipe=used.recipe)
-        answer = _predict(used, trained, paths, masks, top, world)
+        answer = _predict(used, trained, paths, keep_mask, top, world)
     if csv:
         write_atomically(Path(csv), answer.to_csv())
     return answer
@@ -281,31 +284,37 @@ def _predict(
     used: RunInUse,
     trained: Trained,
     files: Sequence[str],
-    masks: Path | None,
+    keep_mask: KeepMask | None,
     top: int,
     world: World,
 ) -> Predicted:
-    recipe, size = used.recipe, used.recipe.train.eval_batch_size
+    recipe, about, device = used.recipe, trained.about, world.device
+    size = recipe.train.eval_batch_size
     broken: list[DataError] = []
     skipped: list[str] = []
+    damaged: dict[int, str] = {}
     if files:
         paths, skipped = list_files(files)
-        read = reader_of(paths, trained.about, recipe.data)
-        _check_names(paths, masks)
-        batches = of_files(
-            paths, read, trained.about, recipe.data, size, world.device, broken.append
-        )
+        read = reader_of(paths, about, recipe.data)
+        if keep_mask is not None:
+            _check_names(paths)
+        batches = of_files(paths, read, about, recipe.data, size, device, broken.append)
     else:
-        batches = of_samples(open_test(recipe.data).test, recipe.data, size, world.device)
-    names, rows, lines = trained.about.class_names, [], []
-    model = trained.model.to(world.device)
-    for prediction in predictions(model, recipe, batches, world.device):
-        rows.append(_row(prediction, names, top, masks))
+        test = open_test(recipe.data).test
+        damaged = getattr(test, "skipped", damaged)  # filled as batches are read
+        batches = of_samples(test, recipe.data, size, device)
+    names, rows, lines = about.class_names, [], []
+    for prediction in predictions(trained.model.to(device), recipe, batches, device):
+        if damaged and int(prediction.sample) in damaged:  # it is of the image that stands in
+            continue
+        mask = None if keep_mask is None else keep_mask(prediction)
+        rows.append(_row(prediction, names, top, mask))
         lines.append(_line(prediction, rows[-1], names, top))
     if broken and not rows:
         more = f" (and {len(broken) - 1} more that cannot be read)" if len(broken) > 1 else ""
         raise DataError(f"{broken[0]}{more}")
-    return Predicted(rows, lines, [str(error) for error in broken], skipped, trained.notes)
+    unread = [*map(str, broken), *(line for _, line in sorted(damaged.items()))]
+    return Predicted(rows, lines, unread, skipped, trained.notes)
 
 
 def _images_of(images: Any) -> list[str]:
@@ -319,40 +328,42 @@ def _images_of(images: Any) -> list[str]:
     return paths
 
 
-def _row(prediction: Prediction, names: Sequence[str], top: int, masks: Path | None) -> Row:
+def _row(prediction: Prediction, names: Sequence[str], top: int, mask: Path | None) -> Row:
     row: Row = {"sample": prediction.sample}
-    if prediction.mask_HW is not None and masks is not None:
-        row["mask"] = str(_write_mask(prediction.sample, prediction.mask_HW, masks))
+    if mask is not None:
+        row["mask"] = str(mask)
     elif prediction.classes:
-        best = list(zip(prediction.classes, prediction.probabilities, strict=True))[:top]
-        for place, (label, probability) in enumerate(best, 1):
+        for place, (label, probability) in enumerate(_shares(prediction, top), 1):
             row[f"class_{place}"] = _name(label, names)
             row[f"probability_{place}"] = probability
     elif prediction.probabilities:
-        for label, probability in enumerate(prediction.probabilities):
-            row[_name(label, names)] = probability
+        for label, probability in _shares(prediction, top):
+            name = _name(label, names)
+            row[f"{name}_{label}" if name in row else name] = probability
     else:
         row |= {f"value_{place}": value for place, value in enumerate(prediction.values, 1)}
     return row
 
 
 def _line(prediction: Prediction, row: Row, names: Sequence[str], top: int) -> str:
-    if prediction.classes:
-        best = list(zip(prediction.classes, prediction.probabilities, strict=True))[:top]
-        return f"{prediction.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in best)
-    if prediction.probabilities:
-        shares = enumerate(prediction.probabilities)
+    if shares := _shares(prediction, top):
         return f"{prediction.sample}  " + ", ".join(f"{_name(k, names)} {p:.2%}" for k, p in shares)
     return "  ".join(
         f"{value:.4g}" if isinstance(value, float) else value for value in row.values()
     )
 
 
+def _shares(prediction: Prediction, top: int) -> list[tuple[int, float]]:
+    if prediction.classes:
+        return list(zip(prediction.classes, prediction.probabilities, strict=True))[:top]
+    return list(enumerate(prediction.probabilities))
+
+
 def _name(label: int, names: Sequence[str]) -> str:
     return names[label] if label < len(names) else str(label)
 
 
-def _mask_folder(task: str, out: str | Path) -> Path | None:
+def _keeper(task: str, out: str | Path, overwrite: bool) -> KeepMask | None:
     if task != "segmentation":
         if out:
             raise RecipeError(
@@ -363,24 +374,27 @@ def _mask_folder(task: str, out: str | Path) -> Path | None:
         raise RecipeError(
             f"the run's task is segmentation; {option('out')} says in which folder masks go"
         )
-    folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    Path(out).mkdir(parents=True, exist_ok=True)
+    return partial(_write_mask, Path(out), overwrite)
 
 
-def _check_names(paths: Sequence[Path], masks: Path | None) -> None:
+def _check_names(paths: Sequence[Path]) -> None:
     seen: dict[str, Path] = {}
-    for path in paths if masks is not None else ():
+    for path in paths:
         if path.stem in seen:
             raise RecipeError(f"{path} and {seen[path.stem]} would have one mask, {path.stem}.png")
         seen[path.stem] = path
 
 
-def _write_mask(sample: str, mask_HW: torch.Tensor, folder: Path) -> Path:
-    """Write labels as a gray PNG. Raises DataError if a label is too large."""
-    most = int(mask_HW.max())
-    if most >= MOST_CLASSES:
+def _write_mask(folder: Path, overwrite: bool, prediction: Prediction) -> Path:
+    """Write labels as a gray PNG; FILE[0].png for FILE.npy[0]. Raises: DataError; RunError."""
+    sample, mask_HW = prediction.sample, prediction.mask_HW
+    assert mask_HW is not None  # of a segmentation
+    if (most := int(mask_HW.max())) >= MOST_CLASSES:
         raise DataError(f"{sample}: has class {most}; a mask has classes below {MOST_CLASSES}")
-    path = folder / f"{Path(sample).stem}.png"
-    Image.fromarray(mask_HW.to(torch.uint8).numpy()).save(path)
+    row = re.search(r"\[\d+\]$", sample)
+    path = folder / f"{Path(sample).stem}{row[0] if row else ''}.png"
+    check_target(option("out"), str(path), overwrite)
+    with written_aside(path) as aside:
+        Image.fromarray(mask_HW.to(torch.uint8).numpy()).save(aside, format="png")
     return path

@@ -10,7 +10,7 @@ The thread that decodes an image also scales and crops it, while it is in its co
 import io
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Protocol
@@ -227,6 +227,14 @@ STOP, SKIP = "stop", "skip"
 ON_ERROR = (STOP, SKIP)
 
 TO_SKIP = 'data.on_error = "skip" lets the next whole image stand in for it'
+
+
+def stand_ins(broken: Sequence[str]) -> str:
+    """Say that others stood in for damaged images. `broken` has the error of each, one at least."""
+    return (
+        f"{len(broken)} broken images were replaced by the next whole ones; the first: {broken[0]}"
+    )
+
 
 MOST_STAND_INS = 100
 """Damaged images in a row after which the data set counts as damaged."""

@@ -191,7 +191,7 @@ def _onnx() -> Any:
 def _needed(inputs: Tensor | None) -> Tensor:
     if inputs is None:
         raise RecipeError("an export of the whole network needs inputs of one tensor")
-    return inputs
+    return inputs if len(inputs) > 1 else torch.cat([inputs] * 2)  # torch takes 1 for a constant
 
 
 def _compare(
@@ -203,15 +203,16 @@ def _compare(
         with torch.no_grad():
             expected = network(batch).float()
             (actual,) = tree_leaves(other(batch))
-        scale = float(expected.abs().max())
+        scale = float(expected.nan_to_num(0, 0, 0).abs().max())
         room = ABSOLUTE * scale + RELATIVE * expected.abs()
         if actual.shape != expected.shape:
             raise NotIdenticalError(
                 f"{path}: {by} comes to outputs of shape {tuple(actual.shape)}, the network to "
                 f"{tuple(expected.shape)}; no file was written"
             )
-        apart = (actual.float() - expected).abs()
-        if not bool((apart <= room).all()):
+        same = torch.isclose(actual.float(), expected, 0, 0, equal_nan=True)  # infinities, too
+        apart = (actual.float() - expected).abs().masked_fill(same, 0)
+        if not bool((same | (apart <= room)).all()):
             raise NotIdenticalError(
                 f"{path}: {by} comes to other outputs than the network, by up to "
                 f"{float(apart.max()):.2g} of {scale:.2g}; no file was written"
@@ -242,6 +243,9 @@ def _explained(name: str) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:  # of many types, for the network is a user's
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        said = lines[0].strip() if lines else type(error).__name__
+        cause: BaseException = error  # torch's own is about its steps
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        lines = [line for line in str(cause).splitlines() if line.strip()]
+        said = lines[0].strip() if lines else type(cause).__name__
         raise RecipeError(f"--to {name}: torch cannot export this network: {said:.300}") from error

@@ -30,6 +30,7 @@ from firecaffe.errors import DataError, RecipeError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import replaced
+from firecaffe.tasks import Task, task_of
 from firecaffe.tasks.outputs import prediction_of
 from firecaffe.training.evaluation import autocast
 from firecaffe.training.forward import laid_out, seed_random
@@ -166,6 +167,8 @@ def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, 
             f"{path}: is of {array.dtype}; expected {expected}; save samples as the run's data set "
             "gives them to the network"
         )
+    if not array.size:
+        raise DataError(f"{path}: holds no sample; its shape is {_by(array.shape)}")
     is_one = array.ndim == len(about.input_shape)
     if not is_one and array.ndim != len(about.input_shape) + 1:
         raise DataError(
@@ -332,6 +335,12 @@ AS_PREDICTED = {
     "segmentation": "logits; predict's masks are outputs.argmax(1)",
 }
 """Explanations of outputs and their predictions, by `meaning`; others are the prediction."""
+
+
+def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:
+    """Return the run's task, for the classes that it was trained on. Raises: RecipeError."""
+    classes = num_classes(data.train) if about.num_classes is None else about.num_classes
+    return task_of(recipe.task, classes)
 
 
 # classes that a line names

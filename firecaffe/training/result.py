@@ -11,7 +11,9 @@ from torch import nn
 
 from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.world import World
+from firecaffe.data.decode import stand_ins
 from firecaffe.errors import RunError
+from firecaffe.files import finite
 from firecaffe.models.extra_state import let_go_of_extra_state
 from firecaffe.runs.environment import peak_memory_bytes
 from firecaffe.runs.measure import Measure
@@ -186,18 +188,21 @@ class Result:
         return self.metrics[name]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as result.json has it, with a name for each metric."""
+        """Return the result as result.json has it, with a name for each metric; None for NaN."""
         row = asdict(self)
         metrics, validation = row.pop("metrics"), row.pop("validation")
         del row["measure"], row["folder"]
-        return {
-            **metrics,
-            **{f"validation_{name}": (validation or {}).get(name) for name in metrics},
-            **row,
-            "metrics": list(metrics),
-            "metric": self.measure.name,
-            "higher_is_better": self.measure.higher_is_better,
-        }
+        finite_row: dict[str, Any] = finite(
+            {
+                **metrics,
+                **{f"validation_{name}": (validation or {}).get(name) for name in metrics},
+                **row,
+                "metrics": list(metrics),
+                "metric": self.measure.name,
+                "higher_is_better": self.measure.higher_is_better,
+            }
+        )
+        return finite_row
 
     def __repr__(self) -> str:
         metrics = in_words(self.metrics, self.shares)
@@ -216,10 +221,7 @@ class Result:
             f"weights sha256 {self.weights_sha256[:12]}",
         ]
         if self.broken_images:
-            lines.append(
-                f"warning: {len(self.broken_images)} broken images were replaced by the next whole "
-                f"ones; the first: {self.broken_images[0]}"
-            )
+            lines.append(f"warning: {stand_ins(self.broken_images)}")
         new = (doubt for doubt in self.identity_doubts if doubt not in set(known_doubts))
         lines += [f"warning: {doubt}" for doubt in new]
         drifted = "warning: rank {} ended with other weights than most"

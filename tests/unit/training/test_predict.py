@@ -16,6 +16,7 @@ from firecaffe.data import open_data
 from firecaffe.errors import RecipeError
 from firecaffe.training.given_parts import About
 from firecaffe.training.prediction import as_inputs, read_image
+from tests.kit.data_photos import make_folder
 from tests.kit.training import recipe_in
 from tests.kit.training_fixtures import Capture
 
@@ -39,7 +40,9 @@ def data(kind):
         "multilabel": (images.mean((2, 3)) > 0.5).float(),
         "classes": (images.mean((1, 2, 3)) > 0.5).long(),
     }[kind]
-    whole = firecaffe.TensorDataset(images, targets, 3 if kind != "regression" else None)
+    names = ("sample", "a", "a") if kind == "multilabel" else ()
+    classes = 3 if kind != "regression" else None
+    whole = firecaffe.TensorDataset(images, targets, classes, class_names=names)
     return {"train": whole, "test": whole}
 """
 
@@ -112,6 +115,7 @@ def test_each_kind_of_task(
         shown = torch.tensor([float(row["probability_1"]) for row in rows])
         assert torch.allclose(shown, values.softmax(1).amax(1))
     else:
+        assert kind != "multilabel" or list(rows[0]) == ["sample", "sample_0", "a", "a_2"]
         expected = values.sigmoid() if kind == "multilabel" else values
         shown = torch.tensor([[float(row[name]) for name in list(row)[1:]] for row in rows])
         assert torch.allclose(shown, expected, atol=1e-6)
@@ -218,3 +222,46 @@ def test_an_array_of_a_data_set_of_ours_is_an_image(tmp_path: Path, capsys: Capt
     np.save(tmp_path / "some.npy", images.numpy())
     rows, expected = table(capsys, folder, tmp_path / "some.npy"), table(capsys, folder)[:3]
     assert [row["class_1"] for row in rows] == [row["class_1"] for row in expected]
+
+
+def test_each_row_of_an_array_has_a_mask_that_stays(
+    own: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    result, values = fit(own, tmp_path / "run", "segmentation")
+    np.save(tmp_path / "rows.npy", IMAGES.numpy())
+    words = (result.folder, tmp_path / "rows.npy", "--out", tmp_path / "masks")
+    masks = [Path(row["mask"]) for row in table(capsys, *words)]
+    assert masks == [tmp_path / "masks" / f"rows[{number}].png" for number in range(12)]
+    for path, mask in zip(masks, values.argmax(1), strict=True):
+        assert np.array_equal(np.asarray(Image.open(path)), mask.numpy())
+    masks[0].write_bytes(b"of somebody else")
+    refused(capsys, 8, "--overwrite", *words)
+    assert masks[0].read_bytes() == b"of somebody else"
+    table(capsys, *words, "--overwrite")
+    assert np.array_equal(np.asarray(Image.open(masks[0])), values[0].argmax(0).numpy())
+
+
+def test_a_damaged_test_image_is_named_and_has_no_row(
+    own: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Another image stands in for it, whose prediction is not its own."""
+    photos = make_folder(tmp_path / "photos", train=8, test=4)
+    result = firecaffe.train(
+        recipe_in(
+            tmp_path / "run",
+            model={"name": f"{own}:net", "args": {"outputs": 2, "size": 4}},
+            data={"name": "folder", "path": str(photos), "resize": 4, "on_error": "skip"},
+            train={"global_batch_size": 4, "micro_batch_size": 2, "steps": 1, "eval_batch_size": 3},
+        )
+    )
+    broken = photos / "test" / "cat" / "002.jpg"
+    broken.write_bytes(broken.read_bytes()[:200])
+    trusted: dict[str, Any] = {"trust_code": True}
+    answer = firecaffe.predict(result.folder, **trusted)
+    assert [row["sample"] for row in answer.rows] == ["0", "2", "3"]
+    assert ["002.jpg" in line for line in answer.broken] == [True]
+    assert main(["predict", str(result.folder), "--trust-code"]) == 3
+    assert "002.jpg" in capsys.readouterr().err
+    for ranks in (1, 2):
+        evaluated = firecaffe.evaluate(result.folder, nproc_per_node=ranks, **trusted)
+        assert ["002.jpg" in note for note in evaluated.notes] == [True], ranks
