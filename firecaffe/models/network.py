@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from firecaffe.errors import OwnCodeError, RecipeError
+from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
 from firecaffe.generators import generators_kept
 from firecaffe.meta_kernels import on_meta
 from firecaffe.models.config import ModelConfig
@@ -31,6 +31,7 @@ from firecaffe.user_code import (
     caffe_file,
     call,
     check_trusted,
+    failed,
     file_digest,
     find,
     is_reference,
@@ -117,6 +118,17 @@ def check_made(what: str, made: Any) -> nn.Module:
                 "give its size, so that the first weights are the seed's"
             )
     return made
+
+
+def made_by(model: Callable[[], Any]) -> nn.Module:
+    """Call a function that was given. Raises: as `check_made`; OwnCodeError for its errors."""
+    try:
+        made = model()
+    except FirecaffeError:
+        raise
+    except Exception as error:
+        raise failed("model()", error) from error
+    return check_made("model()", made)
 
 
 def with_outline(

@@ -17,6 +17,10 @@ AUX_HEADS = ("aux2", "aux1", "aux_logits2", "aux_logits1", "aux_logits")
 """Names of auxiliary heads in our networks and in torchvision's GoogLeNet and Inception."""
 
 
+NO_CLASS = -(2**63)
+"""The label that cross entropy may leave out, where each sample counts: none that data have."""
+
+
 def classification(config: TaskConfig, num_classes: int | None) -> Task:
     """Make the task. Targets are int64 (B,); outputs are logits (B, classes), or several outputs.
 
@@ -25,14 +29,13 @@ def classification(config: TaskConfig, num_classes: int | None) -> Task:
     known = Known(num_classes)
     weights = class_weights(config, known)
     smoothing = config.label_smoothing
+    words: dict[str, Any] = {"label_smoothing": smoothing, "ignore_index": NO_CLASS}
 
     def entropy(logits: Tensor, labels: Tensor) -> Tensor:
         try:
             if weights is None:
-                return F.cross_entropy(logits, labels, label_smoothing=smoothing)
-            losses = F.cross_entropy(
-                logits, labels, weights.to(logits), label_smoothing=smoothing, reduction="none"
-            )
+                return F.cross_entropy(logits, labels, **words)
+            losses = F.cross_entropy(logits, labels, weights.to(logits), reduction="none", **words)
         except IndexError as error:
             if "out of bounds" not in str(error):
                 raise

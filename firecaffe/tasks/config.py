@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+OWN_TASK = "own task"
+"""The name that a run's recipe records for a task that a script passed to `train`."""
+
 
 @dataclass(frozen=True)
 class TaskConfig:

@@ -8,7 +8,7 @@ from math import isfinite
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS
 from firecaffe.tasks.classification import classification, multilabel, segmentation
-from firecaffe.tasks.config import TaskConfig
+from firecaffe.tasks.config import OWN_TASK, TaskConfig
 from firecaffe.tasks.metrics import check_named, names_for
 from firecaffe.tasks.regression import regression
 from firecaffe.tasks.task import Task
@@ -26,6 +26,15 @@ TASKS: dict[str, Callable[..., Task]] = {
 RESERVED = (
     *("kind", "step", "samples", "loss", "learning_rate", "images_per_s", "largest_class_share"),
     *("steps", "metrics", "metric", "shares", "test_loss", "test_samples", "validation"),
+    *("timed_samples", "timed_s", "exposed_communication", "data_wait", "data_wait_by_rank"),
+    *("sent_bytes_per_step_by_rank", "idle_by_stage", "peak_memory_bytes_by_rank"),
+    *("optimizer_bytes_by_rank", "best", "stopped_early", "test_of_best", "noise_scale"),
+    *("noise_scale_low", "noise_scale_high", "evaluated", "weights_sha256", "state_sha256"),
+    *("drifted_ranks", "checkpoints", "broken_images", "identity_doubts", "higher_is_better"),
+    *("inventory", "first_weights", "frozen_parameters", "model", "world_size", "initial_lr"),
+    *("exchange", "exchange_choice", "route", "data", "class_names", "samples_seen", "balance"),
+    *("synchrony", "parallel", "parallel_choice", "tuned", "resumed_from", "lost_output"),
+    *("plugins", "run", "best_step", "cost_of_determinism"),
 )
 """Names that are fields of a record already."""
 
@@ -47,7 +56,7 @@ def check_task(config: TaskConfig) -> None:
             if wrong
             else "task.class_weights are all 0; nothing would be learned"
         )
-    if is_reference(config.name) or is_caffe(config.name):
+    if config.name == OWN_TASK or is_reference(config.name) or is_caffe(config.name):
         return
     if config.name not in TASKS:
         raise RecipeError(
@@ -64,6 +73,11 @@ def task_of(config: TaskConfig, num_classes: int | None) -> Task:
         from firecaffe.tasks.caffe import caffe_task  # loaded for such nets only
 
         return _as_asked(caffe_task(config, RESERVED), config)
+    if config.name == OWN_TASK:
+        raise RecipeError(
+            f"task.name is {OWN_TASK!r}: no recipe names it, a script gives it; run that, or name "
+            "a function that returns it, package.module:function"
+        )
     if not is_reference(config.name):
         return _ours(config, num_classes)
     function = find("task.name", config.name)
@@ -112,10 +126,12 @@ def check_own_task(task: Task) -> None:
             "torch.nn.CrossEntropyLoss() is"
         )
     for name in task.metrics:
-        if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
+        is_name = isinstance(name, str) and name.isidentifier()
+        if not is_name or name in RESERVED or name.startswith("validation_"):
             raise RecipeError(
                 f"metric {name!r} of the task is called as no metric can be; expected letters, "
-                f"digits and _, and none of {', '.join(RESERVED)}"
+                "digits and _, and no name that result.json, metrics.jsonl or evaluate have for "
+                f"others, as {', '.join(RESERVED[:7])}"
             )
     _check_direction(task)
 

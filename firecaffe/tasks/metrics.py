@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import nan
 from typing import Any
 
 import torch
@@ -24,7 +25,15 @@ PLACES = 5
 
 
 def count_correct(outputs: Any, labels: Tensor) -> Tensor:
-    """Count samples whose label is first, and among the first five: float32, shape (2,)."""
+    """Count samples whose label is first, and among the first five: float32, shape (2,).
+
+    Raises: RecipeError if a sample has not one label.
+    """
+    if labels.ndim != 1:
+        raise RecipeError(
+            f"it takes one class for each sample, (samples,); found targets of "
+            f"{tuple(labels.shape)} (of one-hot rows, argmax(1) is the class)"
+        )
     logits = prediction_of(outputs)
     places = min(PLACES, logits.shape[1])
     best = logits.topk(places).indices == labels[:, None]
@@ -45,6 +54,8 @@ class MetricRow:
     """Whether a higher value is better."""
     is_share: bool = True
     """Whether it is a share of 1, shown in per cent."""
+    fewest: int = 1
+    """The fewest samples that it has a value for."""
 
 
 def _logits(outputs: Any, known: Known) -> Tensor:
@@ -163,8 +174,8 @@ METRICS: dict[str, MetricRow] = {
         _regression("MeanSquaredError", squared=False), higher_is_better=False, is_share=False
     ),
     "mape": MetricRow(_regression("MeanAbsolutePercentageError"), higher_is_better=False),
-    "r2": MetricRow(_regression("R2Score", in_float64), is_share=False),
-    "spearman": MetricRow(_regression("SpearmanCorrCoef"), is_share=False),
+    "r2": MetricRow(_regression("R2Score", in_float64), is_share=False, fewest=2),
+    "spearman": MetricRow(_regression("SpearmanCorrCoef"), is_share=False, fewest=2),
 }
 """The metrics by name."""
 """The metrics by name. They are macro means over classes or labels, except accuracy of classes."""
@@ -178,7 +189,7 @@ class Named:
         if task in WITH_CLASSES and name not in EXACT:
             known.classes()  # raises now, not in the first evaluation
         self.higher_is_better, self.is_share = row.higher_is_better, row.is_share
-        self._make = partial(row.of[task], row, known)
+        self._make, self._fewest = partial(row.of[task], row, known), row.fewest
 
     @cached_property
     def _made(self) -> Metric:
@@ -192,7 +203,7 @@ class Named:
         return self._made.of_batch(outputs, targets)
 
     def value(self, state: State, samples: int) -> float:
-        return self._made.value(state, samples)
+        return nan if samples < self._fewest else self._made.value(state, samples)
 
 
 EXACT = ("top1", "top5")

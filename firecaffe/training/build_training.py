@@ -39,11 +39,12 @@ from firecaffe.recipe.worker_numbers import check_ranks, check_takes_workers, la
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.runs.score import score_mode
 from firecaffe.tasks import TaskConfig
+from firecaffe.tasks.config import OWN_TASK
 from firecaffe.training.beginning import Places, make_folder, notes_of, plan_lines, say_where
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.forward import arithmetic
-from firecaffe.training.given_parts import OWN, Parts, about_of, open_parts
+from firecaffe.training.given_parts import Parts, about_of, open_parts
 from firecaffe.training.learner import Learner, build_learner, connect, make_steps
 from firecaffe.training.loop import Training, groups_of
 from firecaffe.training.loop import train as run_training
@@ -140,7 +141,7 @@ def train_parts(
     if parts.train is not None:
         recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name=GIVEN))
     if parts.task is not None:
-        recipe = dataclasses.replace(recipe, task=TaskConfig(OWN))
+        recipe = dataclasses.replace(recipe, task=TaskConfig(OWN_TASK))
     exchange = recipe.exchange
     shape = star_of if recipe.synchrony.goes_on_without_workers else links_of
     with (

@@ -87,6 +87,8 @@ def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
 def _usual_modes(device: torch.device) -> Iterator[None]:
     """Compute as in a process of its own: with gradients, in float32, without autocast."""
     with ExitStack() as before:
+        if torch.get_default_device().type != "cpu":  # for new tensors
+            before.enter_context(torch.device("cpu"))
         before.enter_context(torch.inference_mode(False))
         before.enter_context(torch.enable_grad())
         before.enter_context(_outside_autocast(device.type))

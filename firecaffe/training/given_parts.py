@@ -32,10 +32,11 @@ from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.inventory.network_state import check_state
 from firecaffe.models.extra_state import hold_extra_state
 from firecaffe.models.low_rank import make_low_rank
-from firecaffe.models.network import check_made, freeze, make_network
+from firecaffe.models.network import freeze, made_by, make_network
 from firecaffe.recipe.sections import Recipe
 from firecaffe.schema import read_file
 from firecaffe.tasks import Loss, Task, TaskConfig, task_of
+from firecaffe.tasks.config import OWN_TASK
 from firecaffe.tasks.known_tasks import check_own_task
 from firecaffe.tasks.task import over_samples
 from firecaffe.training.forward import lay_out, seed_random
@@ -177,7 +178,7 @@ def make_model(recipe: Recipe, parts: Parts, dataset: Dataset) -> nn.Module:
     if parts.model is None:
         model = make_network(recipe.model, *counts_of(dataset))
     else:
-        model = check_is_whole(check_made("model()", parts.model()))
+        model = check_is_whole(made_by(parts.model))
         make_low_rank(model, recipe.model.low_rank)
         freeze(model, recipe.model.freeze)
     hold_extra_state(model)
@@ -187,10 +188,6 @@ def make_model(recipe: Recipe, parts: Parts, dataset: Dataset) -> nn.Module:
 def place_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
     model.to(device)
     lay_out(model, recipe.train)
-
-
-OWN = "own task"
-"""The name, in a record, of a task that was given in Python."""
 
 
 def check_given(recipe: Recipe, loss: Any, task: Any) -> None:
@@ -213,7 +210,7 @@ def check_given(recipe: Recipe, loss: Any, task: Any) -> None:
         raise RecipeError("loss and task are both given; give the loss to the task: Task(loss, …)")
     if not isinstance(task, Task):
         raise RecipeError(f"task is {shown(task)}; expected a firecaffe.Task(loss, metrics={{…}})")
-    if recipe.task not in (TaskConfig(), TaskConfig(OWN)):
+    if recipe.task not in (TaskConfig(), TaskConfig(OWN_TASK)):
         raise RecipeError("task is given, and the recipe has a [task] too; leave one out")
     check_own_task(task)
 

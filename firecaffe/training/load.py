@@ -18,20 +18,20 @@ from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.generators import generators_kept
 from firecaffe.models.extra_state import hold_extra_state, let_go_of_extra_state
 from firecaffe.models.low_rank import make_low_rank
-from firecaffe.models.network import GIVEN_IN_PYTHON, check_made, make_network
+from firecaffe.models.network import GIVEN_IN_PYTHON, made_by, make_network
 from firecaffe.models.weights import FirstWeights, Outline, file_digest, load_weights, read_weights
 from firecaffe.recipe.recorded_recipe import RECIPE, recipe_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import replaced
 from firecaffe.runs.run_folder import ENVIRONMENT
 from firecaffe.tasks import TaskConfig
+from firecaffe.tasks.config import OWN_TASK
 from firecaffe.training.checkpoint import BEST, POINTERS, STATE, SUMS, Checkpoint, load_newest
 from firecaffe.training.coded import check_outline, described, is_coded, with_nets
 from firecaffe.training.evaluation_weights import NORMS
 from firecaffe.training.forward import lay_out
 from firecaffe.training.given_parts import (
     NOTHING,
-    OWN,
     About,
     Parts,
     about_of,
@@ -216,7 +216,7 @@ def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
             check_takes_nothing(model)
         with generators_kept():
             if model is not None:
-                network = check_made("model()", model())
+                network = made_by(model)
             else:
                 network = make_network(recipe.model, about.num_classes, about.in_channels)
     if model is not None:
@@ -317,7 +317,7 @@ def check_named(where: Path, recipe: Recipe, needed: Collection[str]) -> None:
     if recipe.data.name == GIVEN:
         unnamed["data"] = "data"
     for word in ("loss", "task"):
-        if about and word in about.given and recipe.task.name in (OWN, TaskConfig().name):
+        if about and word in about.given and recipe.task.name in (OWN_TASK, TaskConfig().name):
             unnamed["task"] = word
     missing = {section: what for section, what in unnamed.items() if section in needed}
     if missing:

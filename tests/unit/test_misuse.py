@@ -146,6 +146,7 @@ OWN_CODE: Misuses = {
         {"train_set": Listed([(IMAGES[0], 0)] * 7 + [None])},
         ["train_set[7]", "nothing there"],
     ),
+    "a network that fails": ({"model": lambda: len_of([])}, ["model() raised TypeError"]),
     "a collate that fails": (
         {"train_set": firecaffe.from_torch(Listed([(IMAGES[0], 0)] * 8), collate=len_of)},
         ["collate of train_set raised TypeError"],
@@ -172,6 +173,7 @@ MODELS: Misuses = {
         ["does not take 1x1x4x4"],
     ),
 }
+PAIRS = (IMAGES.flatten(1), LABELS)
 LOSSES: Misuses = {
     "of each sample": (nn.CrossEntropyLoss(reduction="none"), ["reduction='none'"]),
     "a number": (lambda outputs, labels: 1.5, ["gave 1.5"]),
@@ -186,6 +188,26 @@ RECIPES: Misuses = {
     "no augmentation": (recipe_with("data.augment=mixup"), ["'mixup'"]),
 }
 OTHERS: Misuses = {
+    "a label that torch leaves out": (
+        {"train_set": (PAIRS[0], torch.where(LABELS == 1, -100, LABELS)), "test_set": PAIRS},
+        ["has the class -100", "0 to 2"],
+    ),
+    "labels in rows": (
+        {"train_set": (PAIRS[0], LABELS[:, None]), "test_set": (PAIRS[0], LABELS[:, None])},
+        ["one class for each sample", "(1, 1)"],
+    ),
+    "one-hot rows": (
+        {"train_set": (PAIRS[0], ONE_HOT.float()), "test_set": (PAIRS[0], ONE_HOT.float())},
+        ["one class for each sample", "argmax(1)"],
+    ),
+    "a metric called as an entry": (
+        {"task": firecaffe.Task(nn.CrossEntropyLoss(), {"data_wait": len_of})},
+        ["'data_wait'", "result.json"],
+    ),
+    "a metric called as a validation": (
+        {"task": firecaffe.Task(nn.CrossEntropyLoss(), {"validation_error": len_of})},
+        ["'validation_error'"],
+    ),
     "an image word of other data": (
         {"train_set": DOUBLE, "test_set": DOUBLE, "recipe": recipe_with("data.crop=3")},
         ["data.crop is 3"],

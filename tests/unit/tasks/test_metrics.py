@@ -1,5 +1,6 @@
 """Metrics batch by batch and rank by rank, against torchmetrics over all samples at once."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,6 +46,13 @@ def values(
         add_batch(of_ranks[number % ranks], metrics, number, outputs[part], targets[part])
     states = unpack(metrics, [pack(parts) for parts in of_ranks])
     return {name: metric.value(states[name], len(targets)) for name, metric in metrics.items()}
+
+
+def test_a_sample_alone_has_no_correlation() -> None:
+    """An evaluation of one sample does not end a training."""
+    config = TaskConfig("regression", metrics=["mae", "r2", "spearman"])
+    found = values(task_of(config, None).measured, LOGITS[:1], NUMBERS[:1], 1)
+    assert [math.isnan(found[name]) for name in config.metrics] == [False, True, True]
 
 
 @pytest.mark.parametrize("task", DATA)

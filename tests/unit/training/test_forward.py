@@ -139,17 +139,18 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "no gradients": torch.no_grad,
     "inference": torch.inference_mode,
     "bfloat16 products": bf16_products,
+    "a default device": lambda: torch.device("meta"),
 }
 
 
 @pytest.mark.parametrize("autocast", ["none", "bfloat16"])
 def test_the_modes_of_who_calls_a_training_change_no_bit(autocast: str, tmp_path: Path) -> None:
     sizes = {"global_batch_size": 12, "micro_batch_size": 2, "steps": 3, "autocast": autocast}
-    digests = {}
+    digests, data = {}, (small_data(60), small_data(20, 1))
     for name, mode in {"": nullcontext, **MODES}.items():
         recipe = recipe_in(tmp_path / f"run {name}", train=sizes)
         with mode():
-            result = firecaffe.train(recipe, Everything, small_data(60), small_data(20, 1))
+            result = firecaffe.train(recipe, Everything, *data)
             digests[name] = result.weights_sha256
     assert len(set(digests.values())) == 1, digests
 

@@ -1,6 +1,8 @@
 """What a training gives back: its network, live or from its folder, and what it has recorded."""
 
 import dataclasses
+import json
+import math
 import pickle
 from functools import partial
 from pathlib import Path
@@ -13,11 +15,14 @@ from torch import nn
 
 import firecaffe
 from firecaffe import ModelConfig, Result
+from firecaffe.api.use_a_run import Evaluated
 from firecaffe.cluster.agree import digest
 from firecaffe.errors import CheckpointError, FirecaffeError, RecipeError, RunError
 from firecaffe.models.low_rank import low_rank_weights
 from firecaffe.models.network import Frozen, freeze, frozen_of
 from firecaffe.models.weights import load_weights
+from firecaffe.tasks.known_tasks import RESERVED
+from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.load import find_weights
 from tests.kit.training import recipe_in, record_of
 from tests.ranks.networks import Everything, small_data
@@ -49,6 +54,39 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def result(folder: Path) -> Result:
     return fit(folder / "run")
+
+
+def test_no_metric_has_the_name_of_another_entry(result: Result) -> None:
+    """It would be lost: an entry of a record replaces a metric of its name."""
+    rows = [record_of(result.folder), *result.history]
+    names = {name for row in rows for name in row if not name.startswith("validation_")}
+    measured = Evaluation(1, 0.0, {}, [], 0.5)
+    answer = Evaluated(result.folder, 3, "weights", False, None, "", measured, ())
+    assert {*names, *answer.to_dict()} - result.metrics.keys() <= {*RESERVED}
+
+
+def test_a_result_is_json_with_what_is_no_number(result: Result) -> None:
+    changed = dataclasses.replace(result, test_loss=math.nan, metrics={"top1": math.inf})
+    row = json.loads(json.dumps(changed.to_dict(), allow_nan=False))
+    assert (row["test_loss"], row["top1"]) == (None, None)
+
+
+def test_a_run_whose_task_was_given_is_loaded_and_trained_again(tmp_path: Path) -> None:
+    """Its recipe says that a script gave the task, which a network alone does not need."""
+    data, task = (small_data(24), small_data(8, 1)), firecaffe.Task(nn.CrossEntropyLoss())
+    sizes = {"global_batch_size": 8, "micro_batch_size": 4, "steps": 2}
+    result = firecaffe.train(recipe_in(tmp_path / "run", train=sizes), Everything, *data, task=task)
+    assert sha256(firecaffe.load(result.folder, Everything)) == result.weights_sha256
+    named = {"model.name": NETWORK}
+    assert Path(firecaffe.export(result.folder, "safetensors", replace=named).path).is_file()
+    with pytest.raises(RecipeError, match=r"data, task.*task\.name"):
+        firecaffe.evaluate(result.folder, replace=named)
+    recorded = firecaffe.Recipe.read(result.folder / "recipe.toml")
+    again = recorded.replace("run.folder", str(tmp_path / "again"))
+    with pytest.raises(RecipeError, match=r"own task.*a script gives it"):
+        firecaffe.train(again, Everything, *data)
+    same = firecaffe.train(again, Everything, *data, task=task).weights_sha256
+    assert same == result.weights_sha256
 
 
 load = partial(firecaffe.load, trust_code=True)
