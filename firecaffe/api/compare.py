@@ -4,7 +4,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from firecaffe.api.answer import PLAIN, Answer, check_picture
-from firecaffe.api.argument_checks import paths_of
+from firecaffe.api.argument_checks import check_number, paths_of
 from firecaffe.api.compare_groups import as_dict as groups_as_dict
 from firecaffe.api.compare_groups import page, render_groups
 from firecaffe.cluster.from_script import from_script
@@ -174,16 +174,13 @@ def _typed(
 ) -> tuple[float | None, float | None]:
     """Convert --target and --band to the units of records. Raises RecipeError if out of range."""
     words, scale = measure.words, measure.scale
-    if target is not None and not (
-        isfinite(target) and (not measure.is_share or 1 <= target < 100)
-    ):
-        kind = (
-            f"a {words} in per cent, from 1 up to 100"
-            if measure.is_share
-            else f"a value of {words}"
-        )
+    for word, value in (("target", target), ("band", band)):
+        if value is not None:
+            check_number(word, value)
+    if target is not None and measure.is_share and not 1 <= target < 100:
+        kind = f"a {words} in per cent, from 1 up to 100"
         raise RecipeError(f"{option('target')} is {target:g}; it is {kind}")
-    if band is not None and not (0 <= band < inf and (not measure.is_share or band <= 100)):
+    if band is not None and not 0 <= band <= (100 if measure.is_share else inf):
         kind = (
             f"points of {words}, from 0 up to 100" if measure.is_share else f"of {words}, 0 or more"
         )

@@ -278,7 +278,7 @@ def compress(
     is_ours = overwrite and path.exists()  # otherwise the record belongs to another file
     check_target(f"{option('out')} {path} with the record", str(record_to), is_ours)
     check_picture(option("plot"), str(plot), overwrite, SUFFIXES)
-    goal = parse_target(target) if target else None
+    goal = parse_target(str(target)) if target else None
     asked = CompressRequest(recipe, find_scheme(str(scheme)), goal, path, nproc_per_node)
     with join(recipe.train.device) as world, generators_kept():
         result = make_small(asked, world, _say, _say_layers)

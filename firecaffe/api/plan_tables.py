@@ -306,7 +306,10 @@ def own_law(given: str | Mapping[int, float], noise_scale: float | None) -> Epoc
             )
     if not given:
         return None
-    texts = given.split(",") if isinstance(given, str) else [f"{b}={e}" for b, e in given.items()]
+    if isinstance(given, Mapping):
+        texts = [f"{batch}={epochs}" for batch, epochs in given.items()]
+    else:
+        texts = str(given).split(",")
     pairs = [PAIR.fullmatch(text) for text in texts]
     if None in pairs:
         raise RecipeError(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map
@@ -223,21 +224,31 @@ class TensorDataset:
         targets: Any,
         num_classes: int | None = None,
         *,
-        class_names: Sequence[str] = (),
+        class_names: Sequence[str] | None = (),
         sample_weights: Any = None,
     ) -> None:
         leaves = named_leaves((inputs, targets))
         for name, leaf in leaves:
             if not isinstance(leaf, Tensor):
-                raise DataError(f"{name} is a {type(leaf).__name__}, expected tensors")
+                remedy = "; torch.from_numpy makes one" * isinstance(leaf, np.ndarray)
+                raise DataError(f"{name} is a {type(leaf).__name__}, expected tensors{remedy}")
             if leaf.ndim == 0 or leaf.numel() == 0:
                 raise DataError(f"{name} has shape {tuple(leaf.shape)}, expected at least one row")
+            if leaf.requires_grad or leaf.layout != torch.strided or leaf.device.type != "cpu":
+                kind = "requires a gradient" if leaf.requires_grad else f"is {leaf.layout}"
+                raise DataError(
+                    f"{name} {kind} on {leaf.device}, expected dense tensors on the CPU without "
+                    f"gradients, as {name}.detach()"
+                )
         counts = {len(leaf): name for name, leaf in leaves}
         if len(counts) != 1:
             described = " and ".join(f"{count} {name}" for count, name in counts.items())
             raise DataError(f"there are {described or 'no tensors'}, expected as many of each")
+        if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
+            raise DataError(f"num_classes is {num_classes!r}; expected a whole number from 1")
         self.inputs, self.targets = inputs, targets
-        self.class_names, self.sample_weights = tuple(class_names), sample_weights
+        self.class_names = () if class_names is None else tuple(class_names)
+        self.sample_weights = sample_weights
         self._length = len(leaves[0][1])
         if _are_images(inputs, targets):
             self._hold_images(num_classes)

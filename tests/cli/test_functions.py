@@ -126,6 +126,8 @@ PACK = "pack('images', 'packed', hold_out=0.5)"
 MISTAKES = {
     "evaluate('nowhere')": ("RunError", "nowhere"),
     "evaluate(3)": ("RecipeError", "run"),
+    "plan(model='lenet', epochs=[(64, 10)])": ("RecipeError", "epochs"),
+    "compress('run', target=40)": ("RecipeError", "40"),
     "evaluate('run', nproc_per_node=0)": ("RecipeError", "nproc_per_node"),
     "evaluate('run', replace={'train.steps': 3})": ("RecipeError", "train.steps"),
     "evaluate('run', bset=True)": ("CallError", "best"),

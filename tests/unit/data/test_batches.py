@@ -44,20 +44,28 @@ LABELS = torch.tensor([0, 1, 2])
         (IMAGES, LABELS[0], None, r"targets has shape \(\)"),
         ({"a": IMAGES, "b": IMAGES[:2]}, LABELS, None, r"3 .* and 2 inputs\['b'\]"),
         ({"a": IMAGES, "b": [3]}, LABELS, None, r"inputs\['b'\]\[0\] is a int"),
+        (IMAGES.numpy(), LABELS, None, "inputs is a ndarray.*torch.from_numpy"),
+        (IMAGES, {"a": LABELS.numpy()}, None, "targets.*torch.from_numpy"),
         (IMAGES[:0], LABELS[:0], None, "expected at least one"),
         (IMAGES, LABELS, 2, "label 2 of sample 2 is out of range, expected 0 to 1"),
         (IMAGES, LABELS - 1, None, "label -1 of sample 0"),
+        (IMAGES, LABELS, 3.0, "num_classes is 3.0"),
+        (IMAGES.float().requires_grad_(), LABELS, None, "inputs requires a gradient.*detach"),
+        ([IMAGES.to_sparse()], LABELS, None, r"inputs\[0\] is torch.sparse_coo"),
+        (IMAGES, LABELS.to("meta"), None, "targets is .* on meta"),
+        (IMAGES.double(), LABELS, LABELS.max() + 1, "num_classes is tensor"),
+        (IMAGES.double(), LABELS, 0, "num_classes is 0"),
     ],
 )
 def test_what_is_not_a_data_set(
-    images: Any, labels: torch.Tensor, num_classes: int | None, words: str
+    images: Any, labels: torch.Tensor, num_classes: Any, words: str
 ) -> None:
     with pytest.raises(DataError, match=words):
         TensorDataset(images, labels, num_classes)
 
 
 def test_what_is_no_image_of_a_class_is_other_data() -> None:
-    assert is_images(TensorDataset(IMAGES, LABELS))
+    assert is_images(TensorDataset(IMAGES, LABELS, class_names=None))
     for targets in (LABELS.float(), LABELS.view(3, 1)):
         assert not is_images(TensorDataset(IMAGES, targets))
     assert not is_images(TensorDataset(IMAGES.double(), LABELS))

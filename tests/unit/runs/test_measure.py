@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import firecaffe
 from firecaffe.api.compare import render
 from firecaffe.api.compare_groups import lines_of, render_groups
 from firecaffe.cli import compare
@@ -100,6 +101,10 @@ def test_what_is_typed_is_in_the_metrics_unit(tmp_path: Path) -> None:
         with pytest.raises(RecipeError, match=part):
             compare.main(words)
     assert compare.main([*folders, "--band", "300", "--by", "recipe"]) == 0
+    in_python: list[dict[str, Any]] = [{"target": "60"}, {"band": "1"}, {"target": float("inf")}]
+    for given in in_python:
+        with pytest.raises(RecipeError, match="must be a number"):
+            firecaffe.compare(folders, by="recipe", **given)
 
 
 def test_a_regression_that_has_learned_nothing_says_the_mean(tmp_path: Path) -> None:
