@@ -94,7 +94,10 @@ def train(
         preflight(checked, workers, resume)
     else:
         preflight_given(checked, parts, workers, resume)
-    return launch(train_parts, workers, given, max_restarts=max_restarts)
+    result = launch(train_parts, workers, given, max_restarts=max_restarts)
+    if model is not None:
+        result.hold_function(model)  # for its network, which the workers had
+    return result
 
 
 def _check_workers(workers: Any, max_restarts: Any) -> None:

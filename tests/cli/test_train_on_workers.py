@@ -52,6 +52,7 @@ result = train(workers=2, plugins=[Noting(os.getcwd())])
 with open("workers.json", "w") as file:
     json.dump({
         "digest": result.weights_sha256,
+        "outputs": result.model(IMAGES[:3] / 255).shape,
         "by path": by_path.weights_sha256,
         "plugins": json.load(open(result.folder / "result.json"))["plugins"],
         "wrong": told(workers=0),
@@ -86,6 +87,7 @@ def test_workers_come_to_the_weights_of_torchrun(tmp_path: Path) -> None:
     assert own["digest"] == own["by path"] == other["digest"]
     assert (tmp_path / "0-of-2").exists()
     assert (tmp_path / "1-of-2").exists()
+    assert own["outputs"] == [3, 2]
     assert own["plugins"] == ["__main__.Noting"]
     assert own["wrong"][0] == "RecipeError"
     assert "workers is 0" in own["wrong"][1]
