@@ -126,7 +126,7 @@ class CheckedSet:
         self.shard_counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
         self._check_facts()
         self.turns = BoundedSemaphore(self.fetchers or 1)
-        """Of the threads that may ask at once: an evaluation asks beside the training's."""
+        """The turns of threads to ask: an evaluation's come beside the training's."""
         self._found: Layout | None = None
         try:
             batch = self._first_batch()

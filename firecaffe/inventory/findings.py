@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from firecaffe.errors import RecipeError
 from firecaffe.generators import generators_kept, seed_generators
+from firecaffe.inventory.asked_world import doubts_of_world
 from firecaffe.inventory.network_state import Changes, Kinds
 from firecaffe.value_checks import some_of
 
@@ -152,6 +153,14 @@ OTHER_GRADIENTS = (
 
 
 @dataclass(frozen=True)
+class Evaluated:
+    carried: list[str]
+    """Attributes of modules that an evaluation carries over to what follows."""
+    repeats: bool
+    """Whether the same sample gave the same outputs a second time."""
+
+
+@dataclass(frozen=True)
 class Inventory:
     kinds: Kinds
     changes: Changes
@@ -160,16 +169,25 @@ class Inventory:
     repeats: bool
     """Whether the same micro-batch gave the same loss a second time."""
     loss: str
+    evaluated: Evaluated
+    asked: list[str]
+    """What forward asks that tells the number of ranks."""
 
     @property
     def doubts(self) -> list[str]:
         """Reasons why another number of workers may not give the same bits."""
-        reasons = []
-        if self.carried:
+        reasons = doubts_of_world("forward", self.asked)
+        carried = list(dict.fromkeys([*self.carried, *self.evaluated.carried]))
+        if carried:
             reasons.append(
-                f"forward carries over {some_of(self.carried)}, which are neither parameters nor "
+                f"forward carries over {some_of(carried)}, which are neither parameters nor "
                 "buffers: no checkpoint and no other worker has them; register_buffer, or "
                 "get_extra_state and set_extra_state"
+            )
+        if not self.evaluated.repeats:
+            reasons.append(
+                "the network came to other outputs for the same sample in evaluation, asked twice: "
+                "other workers may get other metrics"
             )
         if not self.repeats:
             reasons.append(
@@ -237,6 +255,9 @@ class Inventory:
             "buffers_counted": len(kinds.counted),
             "extra_state": kinds.extra,
             "carried_over": self.carried,
+            "evaluation_carries_over": self.evaluated.carried,
+            "evaluation_repeats": self.evaluated.repeats,
+            "asks_for_ranks": self.asked,
             "repeats": self.repeats,
             "loss": self.loss,
             **{f"forward_{name}": value for name, value in asdict(self.changes).items()},

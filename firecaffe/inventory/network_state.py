@@ -7,6 +7,7 @@ one that it writes before it reads it (a cache) does not.
 
 import hashlib
 import random
+import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -156,6 +157,9 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 DEEPEST = 6
 """The number of nested containers that are searched."""
 
+LIBRARIES = (*sys.stdlib_module_names, "torch", "numpy", "firecaffe")
+"""Packages whose objects are not looked into."""
+
 Digests = dict[str, str]
 """The digest of each attribute by its path, for example `encoder.layers[0].seen`."""
 
@@ -196,6 +200,17 @@ def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tupl
             yield from _leaves(f"{path}[{key!r}]", item, known, depth - 1)
     elif _is_known(value):
         yield path, value
+    elif depth and _is_own_object(value) and id(value) not in known:
+        known.add(id(value))
+        for word, item in list(vars(value).items()):
+            yield from _leaves(f"{path}.{word}", item, known, depth - 1)
+
+
+def _is_own_object(value: Any) -> bool:
+    # Of a user's class, such as one that counts or averages; not of a library's.
+    kind = type(value)
+    is_object = hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value)
+    return is_object and kind.__module__.partition(".")[0] not in LIBRARIES
 
 
 def _is_known(value: Any) -> bool:
@@ -261,7 +276,7 @@ class ForwardWatch:
 
     def changes(self) -> Changes:
         """Compare right after forward. Raises: RecipeError for changes no training can handle."""
-        self._check_buffers()
+        self.check_buffers()
         draws = changed(self._random)
         frozen = self.changed_parameters()
         in_places, steps = {}, {}
@@ -342,7 +357,8 @@ class ForwardWatch:
             "keep what changes by itself in a buffer"
         )
 
-    def _check_buffers(self) -> None:
+    def check_buffers(self) -> None:
+        """Raise RecipeError if forward made a buffer, or another kind of tensor of one."""
         now = dict(self.network.named_buffers())
         for name, before in self._buffers.items():
             kind = _shape_and_kind(now[name]) if name in now else "none"

@@ -59,6 +59,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        if modes[0][1]:
+            model.train()  # a `train` of the user's may undo what it has done for evaluation
         for module, training in modes:
             module.training = training
 

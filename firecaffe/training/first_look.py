@@ -1,5 +1,5 @@
 """Looks at a network before its first step: three forwards, of one micro-batch, another, and the
-first again. They leave parameters and buffers as they were.
+first again, and two of a sample in evaluation. They leave parameters and buffers as they were.
 """
 
 from collections.abc import Sequence
@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, Batches, num_samples
+from firecaffe.data.dataset import map_batch
 from firecaffe.errors import RecipeError
-from firecaffe.inventory.findings import Inventory, mean_of
+from firecaffe.inventory.asked_world import check_asked, world_asked
+from firecaffe.inventory.findings import Evaluated, Inventory, mean_of
 from firecaffe.inventory.network_state import (
     Changes,
     Digests,
@@ -22,7 +24,8 @@ from firecaffe.inventory.network_state import (
     kinds_of,
     tensor_digest,
 )
-from firecaffe.training.forward import Forward
+from firecaffe.training.evaluation import evaluating
+from firecaffe.training.forward import Forward, laid_out, seed_random
 
 
 class FirstLook:
@@ -44,6 +47,7 @@ class FirstLook:
         """Check the first forwards on all ranks, if they have parts. Raises: RecipeError on all."""
         try:
             self._check_frozen(self._watch.changed_parameters())
+            self._watch.check_buffers()
             line = ""
         except RecipeError as error:
             line = str(error)
@@ -57,11 +61,15 @@ class FirstLook:
         network raises.
         """
         self._watch.changed_parameters()
+        self._watch.check_buffers()
         first, other = batches.train_batch(0, 0), _another(batches)
         self.forward.begin_step()
         self._put_back()
+        evaluated = self._in_evaluation(first)
         begun = self._attributes()
-        changes, outputs, value = self._at(first)
+        with world_asked() as asked:
+            changes, outputs, value = self._at(first)
+        check_asked(asked)
         after = self._attributes()
         if other is not None:
             self._at(other)
@@ -72,7 +80,30 @@ class FirstLook:
         self._check_frozen(changes.frozen)
         if changes.frozen:
             self.forward.keep(changes.frozen)
-        return Inventory(kinds_of(self.forward.model), changes, carried, repeats, loss)
+        kinds = kinds_of(self.forward.model)
+        return Inventory(kinds, changes, carried, repeats, loss, evaluated, asked)
+
+    def _in_evaluation(self, batch: Batch) -> Evaluated:
+        # Twice with one sample: ranks evaluate unequally many batches.
+        forward, watch, digests = self.forward, ForwardWatch(self.forward.model), list[str]()
+        inputs, _ = map_batch(lambda tensor: tensor[:1], batch)
+        begun, attributes = self._attributes(), list[Digests]()
+        for _ in range(2):
+            seed_random(forward.config.seed, "evaluation", 0)
+            with evaluating(forward.model), torch.no_grad():
+                outputs = forward.model(laid_out(untouched((inputs, ()))[0], forward.config))
+            tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+            digests += [",".join(map(tensor_digest, tensors))]
+            attributes += [self._attributes()]
+            forward.buffers.begin_micro_batch()
+        if changed := watch.changed():
+            raise RecipeError(
+                f"an evaluation changes the parameter {changed[0]}, so that how often a rank "
+                "evaluates decides it; expected that the optimizer alone does, or forward in "
+                "training"
+            )
+        repeats = digests[0] == digests[1] or not is_repeatable(forward)
+        return Evaluated(_carried_over(begun, *attributes), repeats)
 
     def _check_frozen(self, changed: Sequence[str]) -> None:
         if changed and not self.keeps_frozen:

@@ -21,6 +21,7 @@ from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.gradients.reducer import GradientReducer
+from firecaffe.inventory.asked_world import doubts_of_world, world_asked
 from firecaffe.inventory.findings import OTHER_GRADIENTS, Inventory
 from firecaffe.inventory.network_state import ForwardWatch
 from firecaffe.models.config import ModelConfig
@@ -154,7 +155,8 @@ def build_learner(
     CheckpointError.
     """
     recipe, world = run.recipe, mesh.world
-    unheld = unheld_network(run, parts, data, world)
+    with world_asked() as asked:
+        unheld = unheld_network(run, parts, data, world)
     if recipe.train.batch_norm_samples:
         check_layers(unheld.outline, recipe.train.batch_norm_samples)
     file, code = first_file(recipe, checkpoint), own_code(recipe, parts)
@@ -168,6 +170,7 @@ def build_learner(
     if recipe.exchange.codec:
         check_coded(recipe, holding.everywhere)
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(holding.take_first_weights())]
+    doubts += doubts_of_world("the network's constructor", asked)
     # Before weights are read, so that the probe's digest compares with the first run's.
     look = FirstLook(holding.forward, run.keeps_frozen)  # watches the forwards that follow, too
     check_outputs(holding.forward, batches, recipe, parts.has_own_task, holding.try_outputs)

@@ -144,7 +144,8 @@ def load_run(
     network = _made(model, recipe, about)
     evaluated = fill(network, checkpoint)
     notes = [f"{reason}; an older checkpoint is taken" for reason in damaged]
-    return Trained(network, recipe, about, checkpoint.step, evaluated, notes)
+    # Only now: an `eval` of the user's may compute something from the weights.
+    return Trained(network.eval(), recipe, about, checkpoint.step, evaluated, notes)
 
 
 def is_start(where: Path, recipe: Recipe) -> bool:
@@ -164,7 +165,7 @@ def _filled(model: Given | None, recipe: Recipe, about: About, file: Path) -> Tr
     if loaded.missing or loaded.unexpected or loaded.reshaped:
         line = loaded.line.removeprefix("model.weights ")
         raise CheckpointError(f"{line}; expected all to fit")
-    return Trained(network, recipe, about, None, "weights", [])
+    return Trained(network.eval(), recipe, about, None, "weights", [])
 
 
 def run_of(where: Path) -> Path | None:
@@ -223,7 +224,7 @@ def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
         make_low_rank(network, recipe.model.low_rank)
     hold_extra_state(network)
     lay_out(network, recipe.train)
-    return network.eval()
+    return network
 
 
 def _from_coded(

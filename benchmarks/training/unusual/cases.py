@@ -9,7 +9,7 @@ from torch import nn
 from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
 from torch.nn.utils import parametrizations
 
-from benchmarks.training.unusual import in_backward, refused, sets
+from benchmarks.training.unusual import in_backward, refused, sets, watched
 from benchmarks.training.unusual import layers as of
 from benchmarks.training.unusual.layers import CLASSES, WIDTH, around
 from benchmarks.training.unusual.teachers import Teacher
@@ -116,6 +116,20 @@ CASES: dict[str, Case] = {
     "a parameter that is replaced": Case(lambda: around(refused.Replacing()), ends="scale"),
     "a count of calls": Case(lambda: around(of.Counting()), told="calls", doubted=True),
     "a cache": Case(lambda: around(of.Caching())),
+    "a count in an object": Case(
+        lambda: around(watched.Metered()), told="meter.calls", doubted=True
+    ),
+    "a count of evaluations": Case(
+        lambda: around(watched.Evaluations()), told="2.seen", doubted=True
+    ),
+    "a parameter that evaluation changes": Case(
+        lambda: around(watched.Projected()), ends="evaluation changes"
+    ),
+    "a buffer that forward makes": Case(
+        lambda: around(watched.MadeLate()), ends="makes the buffer 2.mean"
+    ),
+    "weights that are merged": Case(lambda: around(watched.Merged())),
+    "the number of ranks": Case(lambda: around(watched.ByRanks()), told="WORLD_SIZE", doubted=True),
     "LSTM": Case(of.Recurrent),
     "LSTM that carries its state": Case(
         lambda: of.Recurrent(carries=True), told="hidden", doubted=True
@@ -136,6 +150,9 @@ CASES: dict[str, Case] = {
     "depth by python": Case(lambda: around(of.Depth(of.by_python))),
     "depth by numpy": Case(lambda: around(of.Depth(of.by_numpy))),
     "depth by an own generator": Case(lambda: around(of.Depth()), told="own", doubted=True),
+    "an own generator in evaluation": Case(
+        lambda: around(watched.Sampled()), told="in evaluation", doubted=True
+    ),
     # gradients
     "flow": Case(lambda: around(of.Coupling(), of.Coupling())),
     "gradient inside": Case(lambda: around(of.Penalty())),

@@ -293,8 +293,8 @@ def test_parts_of_one_data_set_take_turns() -> None:
     """With one thread for each part, an evaluation would ask beside the training's."""
     given: Any = InThreads(list)
     given.fetchers = 1
-    parts = DataParts(check_own("train_set", given), check_own("test_set", given))
-    data = divide(parts, replace(DataConfig(), hold_out=0.25))
+    sets = check_own("train_set", given), check_own("test_set", given)
+    data = divide(DataParts(*sets), replace(DataConfig(), hold_out=0.25))
     train: Any = data.train
     turns = train.dataset.turns
     is_free: list[bool] = []

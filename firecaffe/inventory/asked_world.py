@@ -1,0 +1,89 @@
+"""Whether a network's code asks how many ranks there are, which would decide its bits.
+
+Code that asks for its rank alone need not be watched: ranks compare what they compute.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from firecaffe.errors import RecipeError
+from firecaffe.value_checks import some_of
+
+VARIABLES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
+SIZE = "get_world_size"
+
+HARMLESS = ("is_", "get_rank", "get_node_local_rank", "get_backend", "WORLD", "<")
+"""Beginnings of functions in torch.distributed whose answers no number of ranks decides."""
+
+LOOKS = ("os", "_collections_abc")
+"""Modules that a look at the environment goes through."""
+
+
+@contextmanager
+def world_asked() -> Iterator[list[str]]:
+    """Yield a list that names, after the block, what its code has asked or sent ranks.
+
+    Code of torch itself does not count, nor what runs in other threads.
+    """
+    asked: dict[str, None] = {}
+    names: list[str] = []
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and (name := _asked_by(frame)):
+            asked[name] = None
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        yield names
+    finally:
+        sys.setprofile(before)
+        names += asked
+
+
+def _asked_by(frame: FrameType) -> str:
+    module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+    if module == "os" and function == "__getitem__":
+        key = frame.f_locals.get("key")
+        is_asked = key in VARIABLES and frame.f_locals.get("self") is os.environ
+        return str(key) if is_asked and not _is_of(frame, "torch", LOOKS) else ""
+    if not module.startswith("torch.distributed") or module.endswith("c10d_logger"):
+        return ""
+    if function.startswith(HARMLESS) or _is_of(frame, "torch", ()):
+        return ""
+    return function
+
+
+def _is_of(frame: FrameType, package: str, through: Sequence[str]) -> bool:
+    """Whether a package's code calls a frame, apart from the modules that the call goes through."""
+    caller = frame.f_back
+    while caller is not None:
+        module = str(caller.f_globals.get("__name__"))
+        if module not in through and not module.endswith("c10d_logger"):
+            return module.partition(".")[0] == package
+        caller = caller.f_back
+    return False
+
+
+def check_asked(asked: Sequence[str]) -> None:
+    """Raise RecipeError if forward exchanges something with other ranks."""
+    sent = [name for name in asked if name not in (*VARIABLES, SIZE)]
+    if sent:
+        raise RecipeError(
+            f"forward or the loss calls {sent[0]} of torch.distributed, so that the ranks decide "
+            "what it computes, and wait for each other where they have unequally many "
+            "micro-batches; expected a function of its micro-batch"
+        )
+
+
+def doubts_of_world(who: str, asked: Sequence[str]) -> list[str]:
+    if not asked:
+        return []
+    return [
+        f"{who} asks for the number of ranks ({some_of(asked)}): another number gets other bits if "
+        "what it computes depends on that"
+    ]

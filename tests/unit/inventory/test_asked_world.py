@@ -1,0 +1,31 @@
+"""What forward asks that tells the number of ranks."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from firecaffe.cluster.groups import group_of_one
+from firecaffe.errors import RecipeError
+from firecaffe.inventory.asked_world import check_asked, doubts_of_world, world_asked
+
+
+def test_the_number_of_ranks_is_asked_for_and_not_the_rank() -> None:
+    with world_asked() as asked:
+        for variable in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "HOME"):
+            os.environ.get(variable)
+        assert not dist.is_initialized()
+    assert asked == ["WORLD_SIZE"]
+    check_asked(asked)
+    assert "WORLD_SIZE" in doubts_of_world("forward", asked)[0]
+
+
+def test_an_exchange_is_refused_by_its_name() -> None:
+    with group_of_one(torch.device("cpu")), world_asked() as asked:
+        dist.all_reduce(torch.ones(1))
+        dist.get_world_size()
+        dist.get_rank()
+    assert asked == ["all_reduce", "get_world_size"]
+    with pytest.raises(RecipeError, match="calls all_reduce of"):
+        check_asked(asked)
