@@ -153,7 +153,7 @@ OTHER_GRADIENTS = (
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class InEvaluation:
     carried: list[str]
     """Attributes of modules that an evaluation carries over to what follows."""
     repeats: bool
@@ -169,9 +169,9 @@ class Inventory:
     repeats: bool
     """Whether the same micro-batch gave the same loss a second time."""
     loss: str
-    evaluated: Evaluated
+    evaluated: InEvaluation
     asked: list[str]
-    """What forward asks that tells the number of ranks."""
+    """Variables and functions by which forward asks for the number of ranks."""
 
     @property
     def doubts(self) -> list[str]:

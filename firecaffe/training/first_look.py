@@ -15,7 +15,7 @@ from firecaffe.data import Batch, Batches, num_samples
 from firecaffe.data.dataset import map_batch
 from firecaffe.errors import RecipeError
 from firecaffe.inventory.asked_world import check_asked, world_asked
-from firecaffe.inventory.findings import Evaluated, Inventory, mean_of
+from firecaffe.inventory.findings import InEvaluation, Inventory, mean_of
 from firecaffe.inventory.network_state import (
     Changes,
     Digests,
@@ -83,7 +83,7 @@ class FirstLook:
         kinds = kinds_of(self.forward.model)
         return Inventory(kinds, changes, carried, repeats, loss, evaluated, asked)
 
-    def _in_evaluation(self, batch: Batch) -> Evaluated:
+    def _in_evaluation(self, batch: Batch) -> InEvaluation:
         # Twice with one sample: ranks evaluate unequally many batches.
         forward, watch, digests = self.forward, ForwardWatch(self.forward.model), list[str]()
         inputs, _ = map_batch(lambda tensor: tensor[:1], batch)
@@ -103,7 +103,7 @@ class FirstLook:
                 "training"
             )
         repeats = digests[0] == digests[1] or not is_repeatable(forward)
-        return Evaluated(_carried_over(begun, *attributes), repeats)
+        return InEvaluation(_carried_over(begun, *attributes), repeats)
 
     def _check_frozen(self, changed: Sequence[str]) -> None:
         if changed and not self.keeps_frozen:
