@@ -235,7 +235,7 @@ def _no_match(named: Mapping[str, nn.Module], pattern: str, word: str) -> str:
 
 def _check_layer(model: nn.Module, named: Mapping[str, nn.Module], name: str) -> None:
     layer = named[name]
-    if any(getattr(layer, hooks) for hooks in HOOKS):
+    if any(getattr(layer, hooks) for hooks in HOOKS) or any(map(_has_hooks, layer.parameters())):
         raise RecipeError(
             f"split: {name} has hooks, which would be lost; register them after split, or leave "
             f"{name} out of it"
@@ -253,6 +253,10 @@ def _check_layer(model: nn.Module, named: Mapping[str, nn.Module], name: str) ->
                 raise RecipeError(
                     f"split: {name} shares a parameter with {other}; leave it out of split"
                 )
+
+
+def _has_hooks(parameter: nn.Parameter) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 def _random_state(tensors: list[Tensor]) -> Tensor:

@@ -116,6 +116,11 @@ def one_weight(model: Any) -> None:
         (one_weight, "classifier.1 shares a parameter with classifier.3"),
         (lambda m: setattr(m, "again", m.classifier[1]), "classifier.1 is again too"),
         (lambda m: m.classifier[1].register_forward_hook(print), "classifier.1 has hooks"),
+        (lambda m: m.classifier[1].weight.register_hook(print), "classifier.1 has hooks"),
+        (
+            lambda m: m.classifier[1].bias.register_post_accumulate_grad_hook(print),
+            "classifier.1 has hooks",
+        ),
         (lambda m: m.set_submodule("classifier.1", Own(8, 6)), "1 is a Own, which cannot be split"),
     ],
 )
