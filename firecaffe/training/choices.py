@@ -49,6 +49,7 @@ from firecaffe.training.updates.every_rank import Applier, EveryRank
 from firecaffe.training.updates.part_sums import PartCodec
 from firecaffe.training.updates.shard_owners import ShardOwners, names_of
 from firecaffe.training.updates.spread import LossScale
+from firecaffe.user_code import is_reference
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,9 @@ def _applier(
 ) -> Applier:
     scale = LossScale(holding.forward.scaler, optimizer, holding.forward.device)
     constraints = make_constraints(run.recipe, holding.outline, weights, wholes)
-    return Applier(optimizer, scale, constraints, average_of(run.recipe.train, weights))
+    train, is_own = run.recipe.train, is_reference(run.recipe.solver.type)
+    seed = train.seed if is_own else None
+    return Applier(optimizer, scale, constraints, average_of(train, weights), seed)
 
 
 UPDATES: Mapping[str, Callable[[Run, Holding, Probe, Mesh, int], EveryRank]] = {

@@ -83,9 +83,12 @@ OPTIMIZER = Recipe(
 )
 
 
-def test_an_own_optimizer_ends_in_the_same_bits_and_is_resumed(trained: Trained) -> None:
-    preflight(check_recipe(OPTIMIZER), 3)
-    alone, three = (trained(workers, OPTIMIZER, NAMED) for workers in (1, 3))
-    on = trained(2, OPTIMIZER, NAMED, checkpoint_of(three, 2))
+@pytest.mark.parametrize("name", ["Signs", "Noisy"])
+def test_an_own_optimizer_ends_in_the_same_bits_and_is_resumed(trained: Trained, name: str) -> None:
+    recipe = changed(OPTIMIZER, solver={"type": f"{own_optimizers.PLACE}:{name}"})
+    preflight(check_recipe(recipe), 3)
+    alone, three = (trained(workers, recipe, NAMED) for workers in (1, 3))
+    on = trained(2, recipe, NAMED, checkpoint_of(three, 2))
     assert end(three) == end(on) == end(alone)
+    assert alone.drifted_ranks == []
     assert set(read_run_file(three.folder, "environment.json")["own_code"]) == {"solver"}

@@ -98,7 +98,7 @@ class Local(ModeParts):
         def update_of(replica: Replica) -> EveryRank:
             optimizer, synchronous = replica.optimizer, update.applier
             scale = synchronous.scale.of(optimizer)
-            applier = Applier(optimizer, scale, synchronous.constraints)
+            applier = Applier(optimizer, scale, synchronous.constraints, seed=synchronous.seed)
             made = applier, update.spread, solver.clip_gradients
             return EveryRank(self.holding, *made).connect(local_reducer)
 

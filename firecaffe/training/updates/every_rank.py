@@ -16,6 +16,7 @@ from firecaffe.solvers.optimizer import set_rate
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.training.constraints import Constraint
 from firecaffe.training.evaluation_weights import Ema
+from firecaffe.training.forward import seed_random
 from firecaffe.training.holdings.holding import Holding, Ready
 from firecaffe.training.outcome import Span
 from firecaffe.training.piece import Numbers, Piece
@@ -30,9 +31,11 @@ class Applier:
         scale: LossScale,
         constraints: Sequence[Constraint] = (),
         ema: Ema | None = None,
+        seed: int | None = None,
     ) -> None:
+        """Make the applier. seed: of what an optimizer of a user's draws; None if it is ours."""
         self.optimizer, self.scale, self.ema = optimizer, scale, ema
-        self.constraints = constraints
+        self.constraints, self.seed = constraints, seed
 
     def pieces(self, network: nn.Module) -> dict[str, Piece]:
         """Return what it keeps, whose names are those of the network's parameters."""
@@ -53,6 +56,8 @@ class Applier:
         set_rate(self.optimizer, learning_rate, momentum)
         for constraint in self.constraints:
             constraint.before_update(step)
+        if self.seed is not None:  # else each rank draws on from its last micro-batch
+            seed_random(self.seed, "update", step if number is None else number)
         updates = self.scale.step()
         for constraint in self.constraints:
             constraint.after_update(step)

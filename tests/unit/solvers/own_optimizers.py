@@ -1,7 +1,9 @@
 """Optimizers of a user's own, as recipes name them."""
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 from torch import optim
 
@@ -26,6 +28,18 @@ class Signs(optim.Optimizer):
                 state["count"] = state.get("count", 0) + 1
                 state["mean"].lerp_(weight.grad, 1 - group["beta"])
                 weight.sub_(state["mean"].sign(), alpha=group["lr"] * group["slow"])
+
+
+class Noisy(Signs):
+    """Adds noise of the process's generators."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                noise = torch.randn_like(weight) * random.random() * float(np.random.rand())
+                weight.add_(noise, alpha=group["lr"])
 
 
 class KeepsMore(Signs):
