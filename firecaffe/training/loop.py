@@ -224,8 +224,8 @@ class _Loop:
                 else:
                     records.say(
                         f"the best weights, of step {t.best.step}, are not tested, for other "
-                        f"processes have the weights, too; firecaffe evaluate {t.folder} --best "
-                        "tests them"
+                        "processes have the weights, too; firecaffe evaluate "
+                        f"{t.best.checkpoint} tests them"
                     )
         if recipe.checkpoint.every or recipe.checkpoint.every_s:
             records.say(t.saver.costs.line)

@@ -16,7 +16,7 @@ from firecaffe import Recipe, Result, SynchronyConfig
 from firecaffe.cli import main
 from firecaffe.data import Batches, DataConfig, SampleOrder
 from firecaffe.data.sources import open_image_folder
-from firecaffe.errors import RecipeError
+from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.curves import curves_of, time_to
 from firecaffe.runs.measure import LOSS, TOP1
@@ -137,6 +137,8 @@ def test_it_stops_once_nothing_gets_better_and_counts_on(tmp_path: Path, capsys:
     assert rest.state_sha256 == whole.state_sha256
     checkpoint = tmp_path / "first" / "checkpoints" / "step-00000002"
     assert rest.best == {**(whole.best or {}), "checkpoint": str(checkpoint)}
+    with pytest.raises(CheckpointError, match=f"the best is {checkpoint}"):
+        firecaffe.load(tmp_path / "rest", model=linear, best=True)
     # At its end there is nothing left to do; with more patience there is.
     over = fit_images(tmp_path / "over", str(tmp_path / "rest"), stop_after=3)
     assert (over.steps, load_newest(tmp_path / "over")[0].step) == (8, 8)
@@ -184,7 +186,7 @@ def test_after_an_early_stop_the_best_weights_are_tested_too(
     apart = fit_images(tmp_path / "apart", None, words, stop_after=2)
     assert (apart.test_of_best, apart.state_sha256) == (None, result.state_sha256)
     said = capsys.readouterr().out
-    assert f"evaluate {tmp_path / 'apart'} --best" in said
+    assert f"evaluate {(apart.best or {})['checkpoint']} tests" in said
 
 
 def test_evaluate_says_which_weights_it_takes(tmp_path: Path, capsys: Capture) -> None:
