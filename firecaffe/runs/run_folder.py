@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
-from firecaffe.files import written_aside
+from firecaffe.files import remove_aside, written_aside
 from firecaffe.runs.schemas import SCHEMAS, DigestsRow, LossRow, RecipeWords, StepRow, WeightsRow
 from firecaffe.schema import parse_toml, read_file, read_rows
 
@@ -98,9 +98,15 @@ def _first_free(parent: Path, name: str) -> Path:
 
 
 def continue_run_folder(folder: Path, step: int) -> None:
-    """Cut the records after a step, because later steps are computed again. Raises RunError."""
+    """Cut the records after a step, because later steps are computed again. Raises RunError.
+
+    Also remove what a killed attempt has left of a checkpoint that it wrote, or removed.
+    """
     records = [folder / name for name in (METRICS, WEIGHTS, DIGESTS)]
     try:
+        for path in (folder / "checkpoints").glob(".*.partial"):
+            if ".before." not in path.name:  # one that was whole, perhaps the only one
+                remove_aside(path)
         for path in [*records, *(folder / "timings").glob("*.jsonl")]:
             if path.is_file():
                 with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:

@@ -26,6 +26,7 @@ from firecaffe.runs.run_folder import (
     MARK,
     RunConfig,
     apart_mark,
+    continue_run_folder,
     elsewhere,
     mark_of,
 )
@@ -307,3 +308,15 @@ def test_where_other_timings_are(tmp_path: Path) -> None:
     assert "rank 3 are on node-c" in c
     assert elsewhere(run, [0, 1, 2, 3]) == []
     assert elsewhere(tmp_path, [0]) == []
+
+
+def test_what_a_killed_attempt_has_left_goes(tmp_path: Path) -> None:
+    """Only the same step would be written over, and by time other steps are saved."""
+    checkpoints = tmp_path / "checkpoints"
+    whole, before = checkpoints / "step-00000002", checkpoints / ".step-00000003.before.partial"
+    for folder in (whole, before, checkpoints / ".step-00000004.partial"):
+        folder.mkdir(parents=True)
+        (folder / "state.safetensors").touch()
+    (checkpoints / ".optimizer.partial").touch()
+    continue_run_folder(tmp_path, 2)
+    assert sorted(checkpoints.iterdir()) == sorted([whole, before])
