@@ -75,7 +75,7 @@ class TrafficProfile(Answer):
 
 @from_script
 def profile(
-    model: str,
+    model: str | Path,
     *,
     args: Mapping[str, Any] | None = None,
     batch_size: int = 1,
@@ -103,7 +103,7 @@ def profile(
             f"{option('batch_size')} is {batch_size}; it must be 1 to {MOST_IMAGES:,}"
         )
     count = _workers(workers, parallel)
-    config, shape = network_of(model, args or {}, input)
+    config, shape = network_of(str(model) if isinstance(model, Path) else model, args or {}, input)
     path, transfer, num_classes = Path(model), None, None
     if path.suffix == FCZ:
         transfer = transfer_of(path)

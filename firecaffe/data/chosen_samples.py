@@ -56,7 +56,7 @@ def _some(dataset: Dataset, samples_N: Tensor) -> Dataset:
             *dataset.batch(samples_N),
             num_classes(dataset),
             class_names=dataset.class_names,
-            sample_weights=None if weights is None else torch.as_tensor(weights)[samples_N],
+            sample_weights=None if weights is None else _weights(weights, dataset)[samples_N],
         )
     if isinstance(dataset, DecodedSet):
         _, side, _ = dataset.sample_CHW
@@ -151,7 +151,7 @@ def _own_weights(dataset: Dataset) -> Tensor:
             "data.balance is own, but the data set has no sample_weights; expected a number for "
             "each sample"
         )
-    weights_N = _numbers("sample_weights", given, len(dataset)).double()
+    weights_N = _weights(given, dataset).double()
     wrong = (~(weights_N.isfinite() & (weights_N >= 0))).nonzero()
     if len(wrong):
         first = int(wrong[0])
@@ -193,6 +193,10 @@ def labels_of(dataset: Dataset) -> Tensor | None:
             f"targets are {classes_N.dtype}; data.balance classes expects whole numbers"
         )
     return classes_N.long()
+
+
+def _weights(given: Any, dataset: Dataset) -> Tensor:
+    return _numbers("sample_weights", given, len(dataset))
 
 
 def _numbers(name: str, values: Any, count: int) -> Tensor:

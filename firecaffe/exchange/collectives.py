@@ -87,6 +87,9 @@ def find_collective(kind: str, name: str, ranks_per_node: int = 1) -> MakeSchedu
     if kind in (ALL_REDUCE, AVERAGE):
         make = find_schedule(name, ranks_per_node)
         return make if kind == ALL_REDUCE else average(make)
+    if kind not in COLLECTIVES:
+        kinds = ", ".join((ALL_REDUCE, AVERAGE, *COLLECTIVES))
+        raise ValueError(f"no kind of collective {kind!r}; there are {kinds}")
     if name not in COLLECTIVES[kind]:
         raise ValueError(f"no {kind} {name!r}; there are {', '.join(COLLECTIVES[kind])}")
     return COLLECTIVES[kind][name]

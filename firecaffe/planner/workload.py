@@ -29,6 +29,7 @@ from firecaffe.models.kernel import ELEMENTWISE, MATRIX, Kernel
 from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on, saved_bytes
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
 from firecaffe.planner.epochs_law import EpochsLaw
+from firecaffe.resume_advice import option
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.user_code import failed, is_caffe
@@ -175,7 +176,7 @@ def input_of(config: ModelConfig) -> tuple[int, int, int]:
         return _of_caffe(config)
     if name.partition(":")[0] in LIBRARIES:
         return IMAGENET_CHW
-    raise RecipeError(f"{name!r} does not say what it takes; give --input, as --input 3x32x32")
+    raise RecipeError(f"{name!r} does not say what it takes; give {option('input')}, as 3x32x32")
 
 
 def _of_caffe(config: ModelConfig) -> tuple[int, int, int]:
@@ -183,7 +184,7 @@ def _of_caffe(config: ModelConfig) -> tuple[int, int, int]:
     if len(given) != 3:
         raise RecipeError(
             f"model.args of {config.name} says no input_CHW of three numbers; give it, as "
-            "{ input_CHW = [3, 227, 227] }, or --input 3x227x227"
+            f"{{ input_CHW = [3, 227, 227] }}, or {option('input')}, as 3x227x227"
         )
     channels, rows, columns = map(int, given)
     return channels, rows, columns
@@ -279,14 +280,17 @@ class Vectors(NamedTuple):
 
 
 def vectors_of(solver: SolverConfig) -> Vectors:
-    """Count a solver's vectors. Raises: as `make_optimizer`."""
+    """Count a solver's vectors. Raises: as `make_optimizer`; OwnCodeError if its step fails."""
     parameter, alike = nn.Parameter(torch.ones(SHAPE)), replace(solver, lr_mult={}, decay_mult={})
     with without_compiler():  # an optimizer would load it
         optimizer = make_optimizer({"weight": parameter}, alike)
         parameter.grad = torch.ones(SHAPE)
-        optimizer.step()  # the first step makes the vectors that are kept
-        with torch.no_grad(), _Made() as made:
-            optimizer.step()
+        try:
+            optimizer.step()  # the first step makes the vectors that are kept
+            with torch.no_grad(), _Made() as made:
+                optimizer.step()
+        except Exception as error:  # a user's may take no matrix, and still fit the network
+            raise failed(f"solver.type {solver.type!r}: a step of a matrix", error) from error
     state = optimizer.state[parameter].values()
     kept = sum(1 for value in state if isinstance(value, Tensor) and value.shape == SHAPE)
     return Vectors(kept, made.most)

@@ -69,7 +69,18 @@ def _logits(outputs: Any, known: Known) -> Tensor:
 
 
 def _labels(known: Known) -> Prepare:
-    return lambda outputs, targets: (_logits(outputs, known).argmax(1), targets)
+    def prepare(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
+        labels = _logits(outputs, known).argmax(1)
+        wrong = (targets < 0) | (targets >= known.classes())
+        if known.ignore_index is not None:
+            wrong &= targets != known.ignore_index
+        if bool(wrong.any()):
+            raise RecipeError(
+                f"found the class {int(targets[wrong][0])}; expected 0 to {known.classes() - 1}"
+            )
+        return labels, targets
+
+    return prepare
 
 
 def _chances(known: Known) -> Prepare:

@@ -138,13 +138,18 @@ def _factory(model: nn.Module) -> str:
 
 
 def open_parts(recipe: Recipe, parts: Parts) -> Data:
-    """Open the data of a training. Raises: DataError."""
+    """Open the data of a training. Raises: DataError; RecipeError."""
     if parts.train is None and parts.test is None and parts.validation is None:
         return open_data(recipe.data)
     if parts.train is None or parts.test is None:
         raise DataError("train_set and test_set come together; one of them is missing")
     check_words(recipe.data)
     validation = parts.validation
+    if validation is not None and recipe.data.hold_out:
+        raise RecipeError(
+            f"validation_set is given, and data.hold_out is {recipe.data.hold_out:g}, which holds "
+            "out samples of train_set instead; leave one of them out"
+        )
     data_parts = DataParts(
         check_own("train_set", parts.train),
         check_own("test_set", parts.test),

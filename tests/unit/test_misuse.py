@@ -139,6 +139,13 @@ SETS: Misuses = {
     ),
     "images in training alone": ({"test_set": DOUBLE}, ["the test set does not"]),
     "one data set alone": ({"test_set": None}, ["train_set and test_set come together"]),
+    "weights of fewer samples": (
+        {
+            "train_set": TensorDataset(IMAGES, LABELS, sample_weights=[1.0]),
+            "recipe": recipe_with("data.hold_out=0.2"),
+        },
+        ["sample_weights", "(1,)", "20 samples"],
+    ),
     "more classes in the test": ({"test_set": Own(num_classes=4)}, ["have 4 classes"]),
 }
 OWN_CODE: Misuses = {
@@ -191,6 +198,10 @@ OTHERS: Misuses = {
     "a label that torch leaves out": (
         {"train_set": (PAIRS[0], torch.where(LABELS == 1, -100, LABELS)), "test_set": PAIRS},
         ["has the class -100", "0 to 2"],
+    ),
+    "two kinds of validation": (
+        {"validation_set": Own(), "recipe": recipe_with("data.hold_out=0.2")},
+        ["validation_set", "data.hold_out is 0.2"],
     ),
     "labels in rows": (
         {"train_set": (PAIRS[0], LABELS[:, None]), "test_set": (PAIRS[0], LABELS[:, None])},

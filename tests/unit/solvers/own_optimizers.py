@@ -65,3 +65,10 @@ def none(params: Any, lr: float) -> str:
 
 def fails(params: Any, lr: float) -> None:
     raise ZeroDivisionError("of the user's own")
+
+
+class OfVectors(Signs):
+    """For networks without matrices."""
+
+    def step(self) -> None:  # type: ignore[override]
+        raise ValueError("takes vectors")

@@ -9,6 +9,7 @@ import torch
 from torch import nn, optim
 
 from firecaffe.errors import OwnCodeError, RecipeError
+from firecaffe.planner.workload import vectors_of
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import (
     SOLVERS,
@@ -215,3 +216,9 @@ def test_what_it_raises_itself_is_its_owns_to_read() -> None:
     with pytest.raises(OwnCodeError, match="ZeroDivisionError") as caught:
         two_steps(SolverConfig(type=f"{PLACE}:fails"))
     assert "in fails" in caught.value.traceback
+
+
+def test_a_forecast_asks_for_more_than_a_training() -> None:
+    """A run begins without a forecast, if its code fails there."""
+    with refused(OwnCodeError, ["OfVectors", "takes vectors"]):
+        vectors_of(SolverConfig(type=f"{PLACE}:OfVectors"))

@@ -48,6 +48,13 @@ def values(
     return {name: metric.value(states[name], len(targets)) for name, metric in metrics.items()}
 
 
+def test_a_class_that_there_is_not_is_named() -> None:
+    config = TaskConfig("segmentation", args={"ignore_index": 255})
+    metrics = task_of(config, 3).measured
+    with refused(RecipeError, ["mean_iou", "class 3", "0 to 2"]):
+        values(metrics, PIXELS, torch.where(MASKS == 2, 3, MASKS), 1)
+
+
 def test_a_sample_alone_has_no_correlation() -> None:
     """An evaluation of one sample does not end a training."""
     config = TaskConfig("regression", metrics=["mae", "r2", "spearman"])
