@@ -202,7 +202,9 @@ def render(runs: Sequence[TableRun], allow_unequal: bool = False) -> list[Render
     if any(row.other_work for row in table):
         parts.append(Text(_warning(table), style="yellow"))
     if any(row.speedup is not None for row in table[1:]):
-        parts.append(Text("speedups are of single runs, without intervals; --by recipe has them"))
+        parts.append(
+            Text(f"speedups are of single runs, without intervals; {option('by')} recipe has them")
+        )
     for row in table:
         if row.failure:
             parts.append(Text(f"{row.run} has failed: {row.failure}", style="yellow"))
@@ -275,7 +277,7 @@ def _warning(table: Sequence[RunRow]) -> str:
     if all(row.speedup is None for row in table if row.other_work):
         return (
             f"no speedup over {table[0].run}, for it is not the same work: {unlike}. "
-            "--allow-unequal gives it all the same."
+            f"{option('allow_unequal')} gives it all the same."
         )
     return (
         f"* not the same work as {table[0].run}: {unlike}. "

@@ -39,6 +39,7 @@ from firecaffe.data.shard import ShardInfo, ShardWriter, read_index, read_sample
 from firecaffe.data.shard_files import LocalFiles, ShardFiles, open_files
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import write_atomically
+from firecaffe.resume_advice import option
 from firecaffe.schema import read_file
 
 MOST_CLASSES = 1_000_000
@@ -168,12 +169,12 @@ class Packing:
         if source.kind == "raw":
             if options.resize or options.quality or options.raw:
                 raise RecipeError(
-                    f"{source.about}: its images are raw already; leave out --resize, --quality "
-                    "and --raw"
+                    f"{source.about}: its images are raw already; leave out {option('resize')}, "
+                    f"{option('quality')} and {option('raw')}"
                 )
             return "raw", source.shape
         if options.raw and options.quality:
-            raise RecipeError("--raw keeps pixels, which have no --quality; leave one out")
+            raise RecipeError(f"{option('raw')} keeps pixels, which have no quality; leave one out")
         if not options.raw:
             return "jpeg", ()
         if options.resize:

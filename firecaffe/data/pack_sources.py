@@ -20,6 +20,7 @@ from firecaffe.data.pack_archives import is_lmdb, open_lmdbs, open_tars
 from firecaffe.data.pack_images import Part, Source
 from firecaffe.data.published_formats import ARCHIVE, TRAIN_FILES, open_cifar10, open_idx
 from firecaffe.errors import DataError, RecipeError
+from firecaffe.resume_advice import option
 
 PARTS = ("train", *TESTS)
 PART_WORDS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
@@ -37,7 +38,8 @@ def open_source(path: Path, channel_order: str | None = None) -> Source:
             if is_there(path):
                 if channel_order is not None:
                     raise RecipeError(
-                        f"--channel-order is of Caffe's LMDBs, and {path} is none; leave it out"
+                        f"{option('channel_order')} is of Caffe's LMDBs, and {path} is none; leave "
+                        "it out"
                     )
                 return opened(path)
         if databases := _lmdbs(path):
@@ -190,7 +192,8 @@ def with_test_part(source: Source, share: float | None) -> tuple[Source, str]:
     if tests:
         if share is not None:
             raise RecipeError(
-                f"--hold-out is {share:g}, and {source.about} has a part {tests[0]} already; "
+                f"{option('hold_out')} is {share:g}, and {source.about} has a part {tests[0]} "
+                "already; "
                 "leave it out"
             )
         return source, ""
@@ -206,7 +209,7 @@ def with_test_part(source: Source, share: float | None) -> tuple[Source, str]:
     parts = {"train": _some(whole, rest), "test": _some(whole, sorted(held))}
     line = (
         f"{source.about} has no test part: {len(held):,} of its {len(whole):,} images are held "
-        "out as one, of every class alike (--hold-out SHARE; 0 for none)"
+        f"out as one, of every class alike ({option('hold_out')} says another share, 0 none)"
     )
     return replace(source, parts=parts), line
 

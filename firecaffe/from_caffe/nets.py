@@ -24,6 +24,7 @@ from firecaffe.data.dataset import Layout
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.from_caffe.import_report import Note, Report, note_of
 from firecaffe.from_caffe.solver import SolverStages
+from firecaffe.resume_advice import option
 from firecaffe.user_code import CAFFE
 
 OF_A_NET = ("layer", "layers", "input")
@@ -156,9 +157,9 @@ def looked_for(name: str, beside: str | Path, root: str) -> str:
     if os.path.isabs(name):
         return "expected a file there"
     if root:
-        return f"looked in --root {root}"
+        return f"looked in {option('root')} {root}"
     places = ", ".join(map(str, dict.fromkeys((Path.cwd(), folder))))
-    return f"looked in {places} and each folder above; --root says another"
+    return f"looked in {places} and each folder above; {option('root')} says another"
 
 
 def _joined(train: NetFile, test: NetFile, states: dict[str, SolverStages]) -> NetFile:
@@ -265,7 +266,8 @@ def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Rep
     if blob not in shapes:
         why = next(iter([*missing, *unread]), "nothing says it")
         raise first[0].error(
-            f"the shape of the samples is not known: {why}; --input-shape 1x28x28 says it, too"
+            f"the shape of the samples is not known: {why}; {option('input_shape')}, as "
+            "1x28x28, says it, too"
         )
     train, test = (_batch_size(sources[phase]) for phase in ("TRAIN", "TEST"))
     return NetSamples(train, test or train, blob, shapes, files, are_named)
@@ -354,5 +356,5 @@ def _say_guess(layer: Message, shapes: Mapping[str, Shape], report: Report) -> N
             layer,
             "type",
             f"samples of {'x'.join(map(str, shape))}, as the layer's words allow, for the data are "
-            "not there; --input-shape says another",
+            f"not there; {option('input_shape')} says another",
         )

@@ -21,6 +21,7 @@ from firecaffe.from_caffe.solver import Around, read_training, read_update
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_from
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
 from firecaffe.training.given_parts import ABOUT, NOTHING, About
 from firecaffe.user_code import CAFFE
 
@@ -192,7 +193,7 @@ def _named_weights(solver: Message, path: Path, root: str) -> str:
         return ""
     line = solver.line_of("weights")
     if len(names) > 1:
-        raise solver.error(f"{len(names)} weights; expected one file, or --weights", line)
+        raise solver.error(f"{len(names)} weights; expected one file, or {option('weights')}", line)
     taken, _ = nets.find_file(names[0], path, root)
     if taken is None:
         where = nets.looked_for(names[0], path, root)
@@ -231,9 +232,12 @@ RECIPE, SOLVER, REPORT = "recipe.toml", "solver.prototxt", "report.md"
 def check_folder(folder: Path, overwrite: bool) -> None:
     """Raise RunError if the folder is a file, or has files that must not be overwritten."""
     if folder.exists() and not folder.is_dir():
-        raise RunError(f"--out {folder}: is a file; expected a folder, or a new name")
+        raise RunError(f"{option('out')} {folder}: is a file; expected a folder, or a new name")
     if not overwrite and folder.is_dir() and any(folder.iterdir()):
-        raise RunError(f"--out {folder}: is there already; --overwrite writes over its files")
+        raise RunError(
+            f"{option('out')} {folder}: is there already; {option('overwrite')} writes over its "
+            "files"
+        )
 
 
 def files_of(imported: Imported, source: Path) -> dict[str, bytes]:

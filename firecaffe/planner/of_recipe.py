@@ -34,6 +34,7 @@ from firecaffe.planner.workload import (
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
 from firecaffe.user_code import is_caffe, is_reference
 from firecaffe.value_checks import MOST_MICRO_BATCHES
 
@@ -124,12 +125,12 @@ def workload_of_model(
     is_imagenet = shape == IMAGENET_CHW if row is None else row.num_classes == 1000
     if micro_batch_size < 1 or global_batch_size < 1 or global_batch_size % micro_batch_size:
         raise RecipeError(
-            f"--global-batch-size is {global_batch_size}; it must be a multiple of "
-            f"--micro-batch-size, {micro_batch_size}, and both at least 1"
+            f"{option('global_batch_size')} is {global_batch_size}; it must be a multiple of "
+            f"{option('micro_batch_size')}, {micro_batch_size}, and both at least 1"
         )
     if global_batch_size // micro_batch_size > MOST_MICRO_BATCHES:
         raise RecipeError(
-            f"--global-batch-size is {global_batch_size}, which is "
+            f"{option('global_batch_size')} is {global_batch_size}, which is "
             f"{global_batch_size // micro_batch_size:,} micro-batches of {micro_batch_size}; there "
             f"may be at most {MOST_MICRO_BATCHES:,}"
         )

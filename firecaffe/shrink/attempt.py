@@ -29,6 +29,7 @@ from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
 from firecaffe.recipe.recorded_recipe import RECIPE
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
 from firecaffe.runs.measure import LOSS, Measure
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.shrink.layer_sizes import Choice
@@ -105,7 +106,9 @@ def recipe_of_run(where: Path, recipe: Recipe, best: bool) -> Recipe:
             f"{folder}: has not finished; firecaffe train {folder / RECIPE} --resume {folder}"
         )
     if best and where != folder:
-        raise RecipeError(f"--best is asked of a run's folder; {where} is one checkpoint of it")
+        raise RecipeError(
+            f"{option('best')} is asked of a run's folder; {where} is one checkpoint of it"
+        )
     weights = folder / "checkpoints" / BEST if best else where
     return replace(recipe, model=replace(recipe.model, weights=str(weights)))
 

@@ -32,6 +32,7 @@ from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.run import total_steps
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
 from firecaffe.runs.measure import Measure
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.schema import Count, Real, read_file
@@ -91,7 +92,8 @@ def plan_compression(asked: CompressRequest) -> Data:
     data = check_data(asked.recipe.data)
     if asked.target is not None and data.validation is None:
         raise RecipeError(
-            f"--target {asked.target.word} chooses by held-out training samples, and the run has "
+            f"{option('target')} {asked.target.word} chooses by held-out training samples, and the "
+            "run has "
             "none; compress a run that was trained with data.hold_out, as 0.1"
         )
     network = trained_network(asked.recipe, data)
@@ -113,13 +115,14 @@ def _check_target(target: Target, scheme: Scheme, weights: int) -> None:
     whole = weights * BYTES_PER_WEIGHT
     if target.is_of_size and target.most_bytes(weights) >= whole:
         raise RecipeError(
-            f"--target {target.word}: the network's weights are {whole:,} bytes as float32 already"
+            f"{option('target')} {target.word}: the network's weights are {whole:,} bytes as "
+            "float32 already"
         )
     settings = (("prune", "keep"), ("prune", "threshold"), ("share", "bits"))
     if not any(training_round.has(*word) for training_round in scheme.rounds for word in settings):
         raise RecipeError(
-            f"--target {target.word} chooses what layers keep and their bits, and scheme "
-            f"{scheme.name} neither prunes nor shares; leave --target out"
+            f"{option('target')} {target.word} chooses what layers keep and their bits, and scheme "
+            f"{scheme.name} neither prunes nor shares; leave the target out"
         )
 
 
@@ -235,7 +238,7 @@ def _claim(asked: CompressRequest) -> None:
     }
     if not path.exists():
         if any(entry.name != LOCK for entry in asked.folder.iterdir()):
-            raise RunError(f"{asked.folder}: holds other files; give --out another name")
+            raise RunError(f"{asked.folder}: holds other files; give {option('out')} another name")
         write_json(path, wanted)
         return
     held = read_file(path, dict[str, Any], RunError)
@@ -243,7 +246,7 @@ def _claim(asked: CompressRequest) -> None:
     if unlike:
         raise RunError(
             f"{asked.folder}: holds the rounds of another compression (another "
-            f"{', '.join(unlike)}); give --out another name"
+            f"{', '.join(unlike)}); give {option('out')} another name"
         )
 
 

@@ -17,6 +17,7 @@ from firecaffe.compression.prune_and_share import BIAS
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.shrink.layer_sizes import Choice, LayerChoice
 from firecaffe.shrink.scheme import Scheme, SchemeRound, Words
@@ -175,20 +176,22 @@ class Target:
 def parse_target(word: str) -> Target:
     match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]+)\s*", word)
     if match is None:
-        raise RecipeError(f"--target is {word!r}; {EXPECTED}")
+        raise RecipeError(f"{option('target')} is {word!r}; {EXPECTED}")
     value, unit = float(match[1]), match[2].upper()
     if not isfinite(value):
-        raise RecipeError(f"--target is {word:.20}…, which is too large a number; {EXPECTED}")
+        raise RecipeError(
+            f"{option('target')} is {word:.20}…, which is too large a number; {EXPECTED}"
+        )
     if unit == "X":
         if value <= 1:
-            raise RecipeError(f"--target is {word}; a ratio must be more than 1")
+            raise RecipeError(f"{option('target')} is {word}; a ratio must be more than 1")
         return Target(word, "ratio", value)
     if unit in ("POINT", "POINTS"):
         return Target(word, "points", value)
     if unit not in UNITS:
-        raise RecipeError(f"--target is {word!r}, in an unknown unit; {EXPECTED}")
+        raise RecipeError(f"{option('target')} is {word!r}, in an unknown unit; {EXPECTED}")
     if value * UNITS[unit] < 1:
-        raise RecipeError(f"--target is {word}; a size must be at least one byte")
+        raise RecipeError(f"{option('target')} is {word}; a size must be at least one byte")
     return Target(word, "bytes", value * UNITS[unit])
 
 

@@ -9,6 +9,7 @@ from firecaffe.compression.fcz import CODES
 from firecaffe.compression.prune_and_share import BIAS
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
 from firecaffe.schema import parse_toml, read_file
 from firecaffe.value_checks import did_you_mean
 
@@ -69,10 +70,10 @@ def find_scheme(word: str) -> Scheme:
         path = FOLDER / f"{word}.toml"
     elif path.suffix != ".toml":
         raise RecipeError(
-            f"--scheme is {word!r}; there are {', '.join(known)}, or FILE.toml"
+            f"{option('scheme')} is {word!r}; there are {', '.join(known)}, or FILE.toml"
             f"{did_you_mean(word, known)}"
         )
-    where = f"--scheme {word}"
+    where = f"{option('scheme')} {word}"
     settings = read_file(path, dict[str, Any], RecipeError, parse_toml, where=where)
     return scheme_of(path.stem, settings, where)
 

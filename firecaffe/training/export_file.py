@@ -22,6 +22,7 @@ from firecaffe.caffe.trained import TrainedNet, deployed
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.files import written_aside, written_together
 from firecaffe.models.extra_state import let_go_of_extra_state
+from firecaffe.resume_advice import option
 from firecaffe.tasks.outputs import prediction_of
 
 # An output may differ by ABSOLUTE times the largest, plus RELATIVE times itself: other kernels add
@@ -130,7 +131,8 @@ def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> 
     """
     if not isinstance(network, TrainedNet):
         raise RecipeError(
-            f"--to caffemodel: the network is {type(network).__name__}, and Caffe has no layers "
+            f"{option('to')} caffemodel: the network is {type(network).__name__}, and Caffe has no "
+            "layers "
             "for it; networks that were imported go back (model.name = caffe:NET.prototxt)"
         )
     converted = deployed(network)
@@ -182,7 +184,7 @@ def _onnx() -> Any:
             import_module(name)
         except ImportError as error:
             raise RecipeError(
-                f"--to onnx needs {name}, which cannot be imported ({error}); "
+                f"{option('to')} onnx needs {name}, which cannot be imported ({error}); "
                 "pip install 'firecaffe[onnx]'"
             ) from error
     return import_module("onnxruntime")
@@ -248,4 +250,6 @@ def _explained(name: str) -> Iterator[None]:
             cause = cause.__cause__
         lines = [line for line in str(cause).splitlines() if line.strip()]
         said = lines[0].strip() if lines else type(cause).__name__
-        raise RecipeError(f"--to {name}: torch cannot export this network: {said:.300}") from error
+        raise RecipeError(
+            f"{option('to')} {name}: torch cannot export this network: {said:.300}"
+        ) from error

@@ -90,7 +90,7 @@ def reader_of(paths: Sequence[Path], about: About, config: DataConfig) -> Read:
     if not about.input_shape and any(map(_is_array, paths)):
         raise RecipeError(
             "the run's inputs are several tensors, which no one array has; leave IMAGES out and "
-            "name data: --data.name, --data.path"
+            f"name data: {replaced({'data.name': 'NAME'})}"
         )
     if about.is_decoded and (array := next(filter(_is_array, paths), None)):
         raise RecipeError(f"{array} is an array, and the run's inputs are images that are decoded")

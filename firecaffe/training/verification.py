@@ -22,6 +22,7 @@ from firecaffe.errors import NotIdenticalError, RunError
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.worker_numbers import layout_of
+from firecaffe.resume_advice import option
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.run_folder import DIGESTS, METRICS, Recorded, read_run_file, recorded_of
 from firecaffe.runs.run_folder import WEIGHTS as WEIGHTS_FILE
@@ -256,7 +257,8 @@ def verify_run(
     if not any(step <= until for step in recorded.losses):
         first = min(recorded.losses, default=0)
         raise RunError(
-            f"{folder}: begins with step {first}, where it was resumed, so --steps must be at "
+            f"{folder}: begins with step {first}, where it was resumed, so {option('steps')} must "
+            "be at "
             f"least {first}"
             if first
             else f"{folder}: has recorded no step"

@@ -25,6 +25,7 @@ from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import identity, search_id, to_toml
 from firecaffe.recipe.run import sample_order, total_steps
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.runs.run_folder import METRICS
 from firecaffe.runs.run_table import TableRun, read_run, samples_seen
@@ -100,7 +101,8 @@ class SearchCost:
         )
         if self.samples_per_s:
             hours = self.trainings * self.samples / self.samples_per_s / self.at_once / 3600
-            said += f"; about {hours:.2g} h at the {self.samples_per_s:,.0f} samples/s of --against"
+            said += f"; about {hours:.2g} h at the {self.samples_per_s:,.0f} samples/s of "
+            said += option("against")
         return said
 
 
@@ -164,7 +166,8 @@ def plan_search(asked: TuneRequest) -> Search:
     )
     if steps < 2 * TESTS_OF_A_TRIAL:
         raise RecipeError(
-            f"--global-batch-size {asked.global_batch_size} leaves {steps} steps of training; "
+            f"{option('global_batch_size')} {asked.global_batch_size} leaves {steps} steps of "
+            "training; "
             f"expected at least {2 * TESTS_OF_A_TRIAL} to judge a rate by"
         )
     candidate = search.trial_recipe(search.rules()[0])
@@ -177,12 +180,14 @@ def plan_search(asked: TuneRequest) -> Search:
     unlike = differing_conditions(asked.against)
     if unlike:
         raise RecipeError(
-            f"--against has runs that differ in {', '.join(unlike)}; give runs of the same code on "
+            f"{option('against')} has runs that differ in {', '.join(unlike)}; give runs of the "
+            "same code on "
             "the same hardware"
         )
     if len({run.result["weights_sha256"] for run in asked.against}) < len(asked.against):
         raise RecipeError(
-            "--against has runs that ended in the same weights; a repetition is no other seed"
+            f"{option('against')} has runs that ended in the same weights; a repetition is no "
+            "other seed"
         )
     return search
 
@@ -198,7 +203,8 @@ def _check_against(run: TableRun, recipe: Recipe, data: str, samples: int) -> No
     for name, value in wanted.items():
         if name in facts and name not in FREE_WORDS and facts[name] != value:
             raise RecipeError(
-                f"--against {run.folder}: its {name} is {facts[name]}, the recipe's is {value}; "
+                f"{option('against')} {run.folder}: its {name} is {facts[name]}, the recipe's is "
+                f"{value}; "
                 "give runs of the recipe as it is"
             )
 
@@ -335,13 +341,16 @@ def _claim(asked: TuneRequest) -> None:
     }
     if not path.exists():
         if any(entry.name != ".lock" for entry in asked.folder.iterdir()):
-            raise RunError(f"{asked.folder}: holds other files; give --out another folder")
+            raise RunError(
+                f"{asked.folder}: holds other files; give {option('out')} another folder"
+            )
         write_atomically(path, json.dumps(wanted, indent=2) + "\n")
         return
     recorded = read_file(path, dict[str, Any], RunError)
     unlike = [name for name in wanted if recorded.get(name) != wanted[name]]
     if unlike:
         raise RunError(
-            f"{asked.folder}: holds a search with another {', '.join(unlike)}; give --out another "
+            f"{asked.folder}: holds a search with another {', '.join(unlike)}; give "
+            f"{option('out')} another "
             "folder"
         )

@@ -22,6 +22,7 @@ from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.refusals import check_together, is_refused
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS
@@ -90,14 +91,14 @@ def _sweep(recipe: Recipe, previous_batch: int, solver: str) -> tuple[float, dic
     if base_lr == 0:
         raise RecipeError("solver.base_lr is 0; no rule finds a rate from that")
     if solver not in SOLVERS:
-        raise RecipeError(f"--solvers has {solver!r}; they are {', '.join(SOLVERS)}")
+        raise RecipeError(f"{option('solvers')} has {solver!r}; they are {', '.join(SOLVERS)}")
     if solver != recipe.solver.type:
         if solver == "lars":
             return LARS_RATE, SWEEP_OF["lars"]
         if solver == "lamb":
             return LAMB_RATE * sqrt(batch / LAMB_BATCH), SWEEP_OF["lamb"]
         raise RecipeError(
-            f"--solvers has {solver!r}, for which no rule says a rate from that of "
+            f"{option('solvers')} has {solver!r}, for which no rule says a rate from that of "
             f"{recipe.solver.type!r}; tune a recipe with that solver instead"
         )
     if batch == previous_batch:

@@ -128,6 +128,8 @@ MISTAKES = {
     "evaluate(3)": ("RecipeError", "run"),
     "plan(model='lenet', epochs=[(64, 10)])": ("RecipeError", "epochs"),
     "compress('run', target=40)": ("RecipeError", "40"),
+    "schedule('ring', 4, kind='sum')": ("RecipeError", "'sum'"),
+    "profile(__import__('pathlib').Path('none.fcz'))": ("CheckpointError", "none.fcz"),
     "evaluate('run', nproc_per_node=0)": ("RecipeError", "nproc_per_node"),
     "evaluate('run', replace={'train.steps': 3})": ("RecipeError", "train.steps"),
     "evaluate('run', bset=True)": ("CallError", "best"),

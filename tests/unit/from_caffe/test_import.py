@@ -224,7 +224,7 @@ def batch_of(size: int) -> str:
 
 
 MOST = "2,147,483,647"
-NO_LIST = ['"no/such/list.txt" is not there', "--root", "--input-shape"]
+NO_LIST = ['"no/such/list.txt" is not there', "root", "input_shape"]
 REFUSED: list[tuple[str, list[str]]] = [
     ("", ["says nothing", "layer { … }", "base_lr"]),
     ("# a net\n", ["says nothing"]),
@@ -275,7 +275,7 @@ def test_a_folder_that_is_there(tmp_path: Path) -> None:
     check_folder(tmp_path / "new", overwrite=False)
     check_folder(tmp_path, overwrite=False)  # an empty one
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="--overwrite"):
+    with pytest.raises(RunError, match="overwrite"):
         check_folder(tmp_path, overwrite=False)
     check_folder(tmp_path, overwrite=True)
     with pytest.raises(RunError, match="is a file"):

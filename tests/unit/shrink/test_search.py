@@ -40,7 +40,7 @@ NO_TARGETS = ["", "x", "40", "-3x", "40xx", "27 kilos", "nanx", "1e3KB", "inf", 
     + [(word, " must be") for word in ("1x", "0.5x", "0x", "0KB", "0.4B")],
 )
 def test_no_target_and_no_file(word: str, part: str) -> None:
-    with pytest.raises(RecipeError, match=f"--target is .*{part}"):
+    with pytest.raises(RecipeError, match=f"target is .*{part}"):
         parse_target(word)
 
 

@@ -252,7 +252,7 @@ def test_baselines_of_other_code_are_no_baseline(
     environment = folders[0] / "environment.json"
     environment.write_text('{"source": "b0b"}')
     given = asked(tmp_path / "search", against=[read_run(folder) for folder in folders])
-    with pytest.raises(RecipeError, match="--against has runs that differ in the code"):
+    with pytest.raises(RecipeError, match="against has runs that differ in the code"):
         plan_search(given)
     for folder in folders:
         (folder / "environment.json").write_text('{"source": "b0b"}')
