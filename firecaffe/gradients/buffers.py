@@ -114,6 +114,19 @@ class BufferChanges:
                 parts.append(torch.zeros(start.shape, dtype=self.dtype, device=start.device))
         return parts
 
+    def names_that_differ(self, one: Sequence[Tensor], other: Sequence[Tensor]) -> list[str]:
+        """Return the buffers that differ between two answers of `take`."""
+        differing = []
+        for buffers, *changes in zip(self._by_dtype, one, other, strict=True):
+            sizes = [memory.numel() for _, memory, _ in buffers.views]
+            pairs = zip(*(change.split_with_sizes(sizes) for change in changes), strict=True)
+            differing += [
+                path
+                for path, (before, after) in zip(buffers.paths, pairs, strict=True)
+                if not torch.equal(before, after)
+            ]
+        return differing
+
     @torch.no_grad()
     def late(
         self,

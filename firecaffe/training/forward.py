@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_map
 
 from firecaffe.cluster.process_settings import variables_kept
-from firecaffe.data import num_samples
+from firecaffe.data import Batch, num_samples
 from firecaffe.errors import RecipeError
 from firecaffe.generators import generators_kept, seed_generators
 from firecaffe.gradients.buffers import BufferChanges
@@ -268,6 +269,20 @@ class Forward:
             # A copy: it may be a view of what backward needs, and the tail is changed in place.
             value = loss.detach().float().reshape(1).clone()
         return [value, *self.buffers.take(leaf - self._first_leaf, self._weight(samples))]
+
+    def changed_since(self, tail: Sequence[Tensor], first: Batch) -> list[str]:
+        """Return the buffers that have changed since a step's first micro-batch had this tail.
+
+        Those of normalizations, which a checkpointed part computes again, are left out.
+        """
+        now = self.buffers.take(0, self._weight(num_samples(*first)))
+        known = {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, module in self.model.named_modules()
+            if isinstance(module, _NormBase)
+            for name in module._buffers
+        }
+        return [n for n in self.buffers.names_that_differ(tail[1:], now) if n not in known]
 
     def _weight(self, samples: int) -> float:
         return samples / self.config.micro_batch_size

@@ -97,6 +97,8 @@ class Findings:
     """Facts about the network; None if layers or stages are split among ranks."""
     cost_of_determinism: float | None
     """A micro-batch's time with deterministic kernels over that without; None if not measured."""
+    dropped: Sequence[str] = ()
+    """The buffers that backward changes, which is dropped."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -116,6 +118,11 @@ class Findings:
         elif model.weights:
             notes.append(f"model.weights {model.weights} is not read: the run is resumed")
         notes += self.frozen.notes(model)
+        notes += [
+            f"warning: backward changes the buffer {name}, which is dropped: a step keeps what "
+            "forward changes"
+            for name in self.dropped
+        ]
         return notes + ([] if self.inventory is None else self.inventory.notes)
 
 
@@ -193,8 +200,8 @@ def build_learner(
     if not probe.repeats and (inventory is None or inventory.repeats):
         doubts.append(OTHER_GRADIENTS)
     frozen = frozen_of(holding.all_names, recipe.model, first_weights, checkpoint is not None)
-    taken = frozen, first_weights, file.damaged
-    findings = Findings(unheld.num_parameters, code, *taken, inventory, cost)
+    taken = first_weights, file.damaged, inventory, cost, holding.changed_in_backward
+    findings = Findings(unheld.num_parameters, code, frozen, *taken)
     doubts = list(dict.fromkeys(doubts))
     made = holding, update, mode, state, best, norms, noise, batches, probe
     return Learner(*made, doubts, findings)

@@ -96,3 +96,22 @@ class Adversary(nn.Module):
             self.zero_grad()
             values = values + at.grad.sign() * 0.1  # type: ignore[union-attr]
         return self.layer(values)
+
+
+class NormsInBuffer(nn.Module):
+    """Divides its gradient by a mean of norms, in a buffer that a hook changes."""
+
+    norm: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("norm", torch.ones(()))
+        self.layer.weight.register_hook(self._scaled)  # type: ignore[no-untyped-call]
+
+    def forward(self, values: Tensor) -> Any:
+        return self.layer(values)
+
+    def _scaled(self, gradient: Tensor) -> Tensor:
+        self.norm.lerp_(gradient.norm(), 0.1)
+        return gradient / self.norm

@@ -46,6 +46,8 @@ class Holding:
     """Whether this rank has the loss of its micro-batches."""
     has_whole_gradients = True
     """Whether this rank has all gradients of its micro-batches, which it alone computes."""
+    changed_in_backward: Sequence[str] = ()
+    """The buffers that the first backward has changed, apart from those of normalizations."""
     everywhere: dict[str, nn.Parameter]
     """`named`, and other ranks' parameters on the meta device, so that name patterns match all."""
 
@@ -111,9 +113,10 @@ class Holding:
     def first_backward(self, first: Batch) -> Tensor | None:
         """Run backward for the training's first micro-batch. Return its loss, if it is known."""
         self.forward.begin_step()
-        loss, _ = self.forward(*first, step=0, leaf=0)
+        loss, tail = self.forward(*first, step=0, leaf=0)
         assert loss is not None  # the first micro-batch of an epoch is never empty
         torch.autograd.backward(loss)
+        self.changed_in_backward = self.forward.changed_since(tail, first)
         return loss
 
     def look_around(self, look: FirstLook, batches: Batches) -> Inventory | None:
