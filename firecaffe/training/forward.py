@@ -86,7 +86,7 @@ def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _usual_modes(device: torch.device) -> Iterator[None]:
-    """Compute as in a process of its own: with gradients, in float32, without autocast."""
+    """Compute as in a process of its own: with gradients and oneDNN, in float32, no autocast."""
     with ExitStack() as before:
         if torch.get_default_device().type != "cpu":  # for new tensors
             before.enter_context(torch.device("cpu"))
@@ -94,6 +94,8 @@ def _usual_modes(device: torch.device) -> Iterator[None]:
         before.enter_context(torch.enable_grad())
         before.enter_context(_outside_autocast(device.type))
         library: Any = torch.backends.mkldnn
+        _keep(library, "enabled", before)
+        library.enabled = True
         for operations in (library.matmul, library.conv, library.rnn):
             _keep(operations, "fp32_precision", before)
             operations.fp32_precision = "ieee"

@@ -124,6 +124,15 @@ def test_a_training_leaves_its_process_as_it_was(tmp_path: Path) -> None:
 
 
 @contextmanager
+def without_mkldnn() -> Iterator[None]:
+    library: Any = torch.backends.mkldnn
+    library.enabled = False
+    yield
+    assert not library.enabled
+    library.enabled = True
+
+
+@contextmanager
 def bf16_products() -> Iterator[None]:
     library: Any = torch.backends.mkldnn
     torch.set_float32_matmul_precision("medium")
@@ -140,6 +149,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference": torch.inference_mode,
     "bfloat16 products": bf16_products,
     "a default device": lambda: torch.device("meta"),
+    "other convolutions": without_mkldnn,
 }
 
 
