@@ -88,7 +88,7 @@ def check_target(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...
     """Check the output path `name`, typed after the option `word`, unless it is empty.
 
     Raises RecipeError if its ending is not one of `suffixes`; RunError if its folder does not
-    exist or takes no file, or if the file exists and `overwrite` is false.
+    exist or takes no file, if it is a folder, or if the file exists and `overwrite` is false.
     """
     if not name:
         return
@@ -97,6 +97,8 @@ def check_target(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...
         raise RecipeError(f"{word} is {name}; it must end in {' or '.join(suffixes)}")
     if not path.parent.is_dir():
         raise RunError(f"{word} {name}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise RunError(f"{word} {name}: is a folder; name a file")
     if path.exists() and not overwrite:
         raise RunError(f"{word} {name}: exists already; {option('overwrite')} writes over it")
     try:

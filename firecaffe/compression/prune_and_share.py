@@ -79,7 +79,7 @@ def _no_match(pattern: str, weights: list[str]) -> str:
     if any(layer.startswith(f"{pattern}.") for layer in layers):
         return f"which is no layer but has some; say {pattern + '.*'!r}"
     if not layers:
-        return "but the network has no layer with weights"
+        return "but no layer in the network has weights (a layer alone has no name: Sequential(…))"
     shown = ", ".join(layers[:4]) + (" …" if len(layers) > 4 else "")
     return f"which no layer with weights matches; they are called {shown}"
 

@@ -21,6 +21,7 @@ from torch.nn.functional import pad as pad_edges
 from firecaffe.data import augment
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import (
+    ENDS,
     Batch,
     Dataset,
     Images,
@@ -256,7 +257,7 @@ Fetch = Callable[[Tensor], Batch]
 def _fetch(fetch: Fetch, dataset: Dataset, samples_B: Tensor) -> Batch:
     try:
         batch = fetch(samples_B)
-    except (IndexError, EOFError, StopIteration) as error:
+    except ENDS as error:
         raise DataError(
             f"the data end before sample {int(samples_B.max())} of {len(dataset)} "
             f"({type(error).__name__}: {error})"

@@ -300,15 +300,26 @@ def _are_images(inputs: Any, targets: Any) -> bool:
     )
 
 
+ENDS = (IndexError, EOFError, StopIteration)
+"""Errors that a data set raises if it holds fewer samples than its length says."""
+
 NUM_ASKED_TWICE = 8
 """Samples requested twice before the first step. Random mirroring is missed once in 256."""
 
 
 def is_repeatable(dataset: Dataset) -> bool:
-    """Whether samples are the same if requested again, without which runs differ in their bits."""
+    """Whether samples are the same if requested again, without which runs differ in their bits.
+
+    Raises: DataError if there are fewer than the data set says.
+    """
     last = len(dataset) - 1
     samples = torch.unique(torch.linspace(0, last, NUM_ASKED_TWICE, dtype=torch.float64).long())
-    return same_bits(dataset.batch(samples), dataset.batch(samples.clone()))
+    try:
+        return same_bits(dataset.batch(samples), dataset.batch(samples.clone()))
+    except ENDS as error:
+        raise DataError(
+            f"the data end before sample {last} of {len(dataset)} ({type(error).__name__}: {error})"
+        ) from error
 
 
 def is_asked_again(step: int) -> bool:

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
 from firecaffe.data.dataset import (
+    ENDS,
     OF_ITSELF,
     OF_SAMPLES,
     Batch,
@@ -40,8 +41,6 @@ EXPECTED = (
     "(inputs, targets) of tensors, or an object with __len__() and batch(indices)"
 )
 DTYPES = (torch.uint8, torch.float32)
-ENDS = (IndexError, EOFError, StopIteration)
-"""Errors that a data set raises if it holds fewer samples than its length says."""
 
 
 def check_own(name: str, dataset: Any) -> Dataset:
@@ -279,6 +278,8 @@ class CheckedSet:
             raise self._wrong(f"{_name_of(leaf)} as {what}", "tensors")
         if leaf.device.type != "cpu":
             raise self._wrong(f"{what} on {leaf.device}", "them on the CPU")
+        if leaf.grad_fn is not None:
+            raise self._wrong(f"{what} with the graph that made them", "them detached")
 
     @property
     def _remedy(self) -> str:

@@ -114,6 +114,11 @@ TRAIN_SETS: Misuses = {
     "items of what is no tensor": (Listed([(object(), 0)] * 8), ["train_set[0] is (object, int)"]),
     "items that are no pairs": (Listed([{"x": IMAGES[0]}] * 8), ["train_set's items give a dict"]),
     "an empty set": (Own(length=0), ["train_set holds no sample"]),
+    "fewer samples than its length": (Own(length=999), ["end before sample 998", "IndexError"]),
+    "inputs that know their graph": (
+        Own(batch=lambda i: (IMAGES[i] * torch.ones(1, requires_grad=True), LABELS[i])),
+        ["images with the graph", "detached"],
+    ),
     "a set with a strange length": (Own(length="20"), ["length"]),
     "a shape that is none": (Own(sample_CHW=(4, 4)), ["train_set.sample_CHW is (4, 4)"]),
     "classes that are none": (Own(num_classes=3.0), ["train_set.num_classes is 3.0"]),

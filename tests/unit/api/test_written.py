@@ -49,6 +49,9 @@ def test_a_target_is_checked(tmp_path: Path) -> None:
         check_target("--plot", str(there), overwrite=True, suffixes=(".png", ".html"))
     with pytest.raises(RunError, match="there is no folder"):
         check_target("--write", str(tmp_path / "no" / "x.toml"), overwrite=True)
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(RunError, match="is a folder"):
+        check_target("--write", str(tmp_path / "folder.toml"), overwrite=True)
 
 
 @from_script

@@ -260,7 +260,11 @@ def small_last() -> Any:
         (frozen, PruneConfig({"*": 0.1}), "prune.keep matches 0, .*, or say '0' = 1 after"),
         (frozen, PruneConfig({}, {"*": 1}), "prune.threshold matches 0, which model.freeze"),
         (frozen, ShareConfig({"*": 4}), "share.bits matches 0, which model.freeze keeps"),
-        (nn.Flatten, ShareConfig({"*": 4}), "share.bits has '\\*', but the network has no"),
+        (
+            nn.Flatten,
+            ShareConfig({"*": 4}),
+            "share.bits has '\\*', but no layer in the network has",
+        ),
         # Weights that cannot be brought to it.
         (lambda: zeros("3"), PruneConfig({"*": 0.1}), "prune: the weights of 3 are all zero"),
         (lambda: zeros("0"), ShareConfig({"*": 2}), "share: the weights of 0 are all zero"),
