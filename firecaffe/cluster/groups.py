@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -41,10 +42,12 @@ from firecaffe.cluster.addresses import (
     listen_to_all,
     own_addresses,
 )
+from firecaffe.cluster.calls import LOOK_S
+from firecaffe.cluster.handover import LAUNCHED, end_process, leave_report
 from firecaffe.cluster.launched_by import take_over
 from firecaffe.cluster.process_settings import threads_stand_back, variables_kept
 from firecaffe.cluster.secret import BACKLOG, hold_store
-from firecaffe.errors import LaunchError
+from firecaffe.errors import LauncherLostError, LaunchError
 
 ALL = "all"
 """A key: set once all ranks have called in, to nothing, or to what is wrong."""
@@ -203,7 +206,7 @@ def make_world(device: torch.device, timeout_s: float) -> None:
     if world_size == 1:
         dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)
         return
-    with meeting(world_size):
+    with meeting(world_size), _while_launcher_lives():
         choose_interface(world_size)
         name = f"firecaffe/attempt-{attempt()}-of-{world_size}/world-{next(_worlds)}"
         place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
@@ -213,6 +216,29 @@ def make_world(device: torch.device, timeout_s: float) -> None:
         dist.init_process_group(
             backend_for(device), store=store, rank=rank, world_size=world_size, timeout=timeout
         )
+
+
+@contextmanager
+def _while_launcher_lives() -> Iterator[None]:
+    """End this rank if its launcher ends in the block: the launcher's store would not answer."""
+    launcher, is_over = os.environ.get(LAUNCHED), threading.Event()
+    if launcher is None:
+        yield
+        return
+
+    def watch() -> None:
+        while not is_over.wait(LOOK_S):
+            if str(os.getppid()) != launcher:
+                leave_report("its launcher is gone before the ranks have met")
+                end_process(LauncherLostError.exit_code)
+
+    watcher = threading.Thread(target=watch, name="launcher", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
 
 
 def choose_interface(world_size: int) -> None:

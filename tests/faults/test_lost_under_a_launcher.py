@@ -15,9 +15,10 @@ from torch._C._distributed_c10d import TCPStore
 from benchmarks.faults.on_purpose import environment
 from benchmarks.kit.small_run import command
 from firecaffe.cli.train import main
+from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import World
-from firecaffe.errors import AgreementError, LaunchError, RecipeError
+from firecaffe.errors import AgreementError, LauncherLostError, LaunchError, RecipeError
 from firecaffe.faults import KINDS
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.training.plugins import VARIABLE as PLUGINS
@@ -180,3 +181,17 @@ def test_where_nobody_takes_workers(recipe: Path) -> None:
         main([*words, "--synchrony.mode", "every_step"])
     with pytest.raises(RecipeError, match="--resume with --join, which starts one worker"):
         main([*words, "--resume", "run"])
+
+
+def test_a_rank_ends_whose_launcher_died_before_they_met() -> None:
+    """The store that it waits for was the launcher's. Its time-out is five minutes."""
+    code = (
+        "import torch\n"
+        "from firecaffe.cluster.groups import make_world\n"
+        "make_world(torch.device('cpu'), 3600)"
+    )
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    rank = {"RANK": "1", "WORLD_SIZE": "2", LAUNCHED: str(2**30)}
+    done = python("-c", code, environment={**place, **rank})
+    assert done.returncode == LauncherLostError.exit_code
+    assert len(lines_of_ours(done.stderr)) == 1
