@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import tarfile
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -182,6 +183,16 @@ def alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def private_folder(prefix: str) -> Iterator[Path]:
+    """Make a folder for temporary files, and remove it after the block. Raises OSError.
+
+    It is locked, for systemd clears folders without a lock after ten days (tmpfiles.d(5)).
+    """
+    with tempfile.TemporaryDirectory(prefix=prefix) as folder, alone_in(Path(folder)):
+        yield Path(folder)
 
 
 def sync_file(path: Path) -> None:

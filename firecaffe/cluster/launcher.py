@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -50,6 +49,7 @@ from firecaffe.errors import (
     PreemptedError,
 )
 from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, Fault
+from firecaffe.files import private_folder
 from firecaffe.generators import generators_kept
 from firecaffe.output import share_with_ranks
 
@@ -100,8 +100,8 @@ def launch(
     address = LOOPBACK if hosts.is_one else own_addresses(hosts.endpoint[0])[0]
     with (
         alone_in_process("launch"),  # variables and loggers are the process's
-        tempfile.TemporaryDirectory(prefix="firecaffe-ranks-") as folder,
-        _environment(_variables_of_ranks(hosts, address, secret) | hand(for_ranks, Path(folder))),
+        private_folder("firecaffe-ranks-") as folder,
+        _environment(_variables_of_ranks(hosts, address, secret) | hand(for_ranks, folder)),
         _silent(MEETING_LOGGER),
         handlers_kept(SIGNALS) as heard,  # the agent sets its own, and leaves them
         generators_kept(),  # the agent waits for random times
@@ -157,7 +157,7 @@ class _Launch:
         max_restarts: int,
         address: str,
         secret: bytes,
-        folder: str,
+        folder: Path,
         advice: str,
         settle: Settle,
         aside: Aside,
@@ -182,7 +182,7 @@ class _Launch:
             local_addr=address,
         )
         is_elastic = hosts.min_nodes < hosts.max_nodes
-        self.agent = FaultAgent(spec, Path(folder), self, aside, is_elastic=is_elastic)
+        self.agent = FaultAgent(spec, folder, self, aside, is_elastic=is_elastic)
         self.folders: list[Path] = []
         self.known_folders: list[Path] = []
         self.has_patience = True

@@ -8,10 +8,8 @@ everything it uses there; modules are imported.
 import inspect
 import pickle
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -22,6 +20,7 @@ from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.cluster.launcher import launch as launch_ranks
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import FirecaffeError, RecipeError, RunError
+from firecaffe.files import private_folder
 from firecaffe.output import kept_stdout
 from firecaffe.runs.fault import settle_fault
 from firecaffe.user_code import packed, shown
@@ -87,8 +86,7 @@ def launch_on(
     On hosts without rank 0 it returns None.
     """
     name = _name(function)
-    with tempfile.TemporaryDirectory(prefix="firecaffe-launch-") as place:
-        folder = Path(place)
+    with private_folder("firecaffe-launch-") as folder:
         caller = Caller(name, sys.path, sys.argv, torch.get_default_dtype())
         try:
             call = packed((function, tuple(args), dict(kwargs or {})))
@@ -108,7 +106,7 @@ def launch_on(
         kept_stdout().flush()
         try:
             folders = launch_ranks(
-                [place],
+                [str(folder)],
                 hosts,
                 max_restarts,
                 settle=settle_fault,

@@ -1,7 +1,9 @@
 """Files are whole or not there; JSON and TOML are read by their schemas."""
 
+import fcntl
 import json
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict
@@ -11,6 +13,7 @@ import pytest
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import (
     new_aside,
+    private_folder,
     read_lines,
     read_small,
     sync_file,
@@ -196,3 +199,17 @@ def test_rows_that_are_there(tmp_path: Path) -> None:
     path.write_text('{"kind": "a"}\n{"kind": "b"}\n{"kind": "b", "cut')
     assert list(read_rows(path, kind)) == [{"kind": "a"}, {"kind": "b"}]
     assert list(read_rows(path, kind, holding=b'"b"')) == [{"kind": "b"}]
+
+
+def test_a_private_folder_is_locked_and_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What clears old files asks for the lock first."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with private_folder("mine-") as folder:
+        assert list(tmp_path.glob("mine-*")) == [folder]
+        descriptor = os.open(folder, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+    assert not list(tmp_path.iterdir())

@@ -116,7 +116,7 @@ def two(place: str) -> Hosts:
 
 def launch_at(hosts: Hosts, address: str, folder: Path) -> _Launch:
     secret = b"of all in this file"
-    return _Launch([], hosts, 0, address, secret, str(folder), "", lambda *_: _[1], Aside())
+    return _Launch([], hosts, 0, address, secret, folder, "", lambda *_: _[1], Aside())
 
 
 def test_where_hosts_may_meet() -> None:
