@@ -45,6 +45,7 @@ class GrowingFile:
             except OSError as error:
                 # A run does not end because the disk is full.
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    error.filename = str(self._file.name)  # `write` names none
                     raise
 
     def close(self) -> None:

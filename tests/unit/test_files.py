@@ -1,17 +1,20 @@
 """Files are whole or not there; JSON and TOML are read by their schemas."""
 
+import errno
 import fcntl
 import json
 import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict
+from types import SimpleNamespace
+from typing import Any, NoReturn, TypedDict, cast
 
 import pytest
 
-from firecaffe.errors import RecipeError, RunError
+from firecaffe.errors import RecipeError, RunError, file_error
 from firecaffe.files import (
+    GrowingFile,
     new_aside,
     private_folder,
     read_lines,
@@ -213,3 +216,17 @@ def test_a_private_folder_is_locked_and_goes(
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(descriptor)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_growing_file_that_takes_no_more_is_named(tmp_path: Path) -> None:
+    """As of a disk that the system has made read-only after an error."""
+
+    def refused(_: bytes) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    file, path = GrowingFile(tmp_path / "rows.jsonl"), tmp_path / "rows.jsonl"
+    file.close()
+    file._file = cast(Any, SimpleNamespace(write=refused, name=path))
+    with pytest.raises(OSError, match=r"rows\.jsonl") as refusal:
+        file.write(b"row")
+    assert file_error(refusal.value) is not None
