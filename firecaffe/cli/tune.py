@@ -36,7 +36,7 @@ def make_parser() -> Parser:
         notes=NOTES,
     )
     add = parser.add
-    add("--global-batch-size", default=0, metavar="N", help="the batch size to tune for")
+    add("--global-batch-size", type=int, metavar="N", help="the batch size to tune for")
     add("--nproc-per-node", default=1, metavar="N", help="ranks of each training")
     add("--budget", default=8.0, metavar="TRAININGS", help="cost of the search, in whole trainings")
     add("--seeds", default=3, metavar="N", help="seeds of the final comparison")
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
     parser = make_parser()
     recipe, options = parse_recipe(parser, argv)
-    if not options.global_batch_size:
+    if options.global_batch_size is None:
         raise RecipeError("--global-batch-size is missing: the batch size to tune for")
     tuned = tune(recipe, **parser.arguments(options), name=options.recipe.stem)
     show(tuned, options.json)

@@ -119,6 +119,7 @@ def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
     ("words", "code", "message"),
     [
         ([], 2, "--global-batch-size is missing: the batch size to tune for"),
+        (["--global-batch-size", "0"], 2, "--global-batch-size is 0"),
         (["--global-batch-size", "24"], 2, "expected a multiple of micro_batch_size, 16"),
         (["--global-batch-size", "128"], 2, "leaves 8 steps of training; expected at least 16"),
         (["--global-batch-size", "64", "--solvers", "adam"], 2, "no rule says a rate"),
