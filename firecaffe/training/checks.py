@@ -252,6 +252,19 @@ def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
             )
 
 
+def check_scaled(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
+    """Raise RecipeError if a gradient is too short for the loss scale of float16."""
+    if recipe.train.autocast != "float16":
+        return
+    for name, parameter in named.items():
+        if parameter.dtype == torch.float16:
+            raise RecipeError(
+                f"train.autocast float16 scales the loss, and its gradients must be longer; {name} "
+                "is torch.float16: keep it as float32, which autocast shortens by itself, or take "
+                "train.autocast none or bfloat16"
+            )
+
+
 @without_compiler()  # an optimizer and a run of shapes would load it
 def preflight(
     recipe: CheckedRecipe,

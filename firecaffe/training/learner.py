@@ -32,7 +32,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.log import LogReader
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, check_identity, check_whole
-from firecaffe.training.checks import check_coded, check_outputs
+from firecaffe.training.checks import check_coded, check_outputs, check_scaled
 from firecaffe.training.choices import (
     Making,
     hold,
@@ -174,6 +174,7 @@ def build_learner(
     holding = hold(Making(unheld, run, task, batches, mesh, resources))
     if not holding.everywhere:
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
+    check_scaled(recipe, holding.everywhere)
     if recipe.exchange.codec:
         check_coded(recipe, holding.everywhere)
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(holding.take_first_weights())]
