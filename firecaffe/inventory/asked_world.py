@@ -19,15 +19,18 @@ SIZE = "get_world_size"
 HARMLESS = ("is_", "get_rank", "get_node_local_rank", "get_backend", "WORLD", "<")
 """Beginnings of functions in torch.distributed whose answers no number of ranks decides."""
 
-LOOKS = ("os", "_collections_abc")
+LOOKS = ("os", "collections.abc")
 """Modules that a look at the environment goes through."""
+
+LIBRARIES = frozenset((*sys.stdlib_module_names, "torch"))
+"""Packages whose calls do not count: they load modules, and ask for themselves."""
 
 
 @contextmanager
 def world_asked() -> Iterator[list[str]]:
     """Yield a list that names, after the block, what its code has asked or sent ranks.
 
-    Code of torch itself does not count, nor what runs in other threads.
+    Code of torch and of Python's library does not count, nor what runs in other threads.
     """
     asked: dict[str, None] = {}
     names: list[str] = []
@@ -50,21 +53,21 @@ def _asked_by(frame: FrameType) -> str:
     if module == "os" and function == "__getitem__":
         key = frame.f_locals.get("key")
         is_asked = key in VARIABLES and frame.f_locals.get("self") is os.environ
-        return str(key) if is_asked and not _is_of(frame, "torch", LOOKS) else ""
+        return str(key) if is_asked and not _is_of_library(frame, LOOKS) else ""
     if not module.startswith("torch.distributed") or module.endswith("c10d_logger"):
         return ""
-    if function.startswith(HARMLESS) or _is_of(frame, "torch", ()):
+    if function.startswith(HARMLESS) or _is_of_library(frame):
         return ""
     return function
 
 
-def _is_of(frame: FrameType, package: str, through: Sequence[str]) -> bool:
-    """Whether a package's code calls a frame, apart from the modules that the call goes through."""
+def _is_of_library(frame: FrameType, through: Sequence[str] = ()) -> bool:
+    """Whether a library calls a frame, apart from the modules that the call goes through."""
     caller = frame.f_back
     while caller is not None:
         module = str(caller.f_globals.get("__name__"))
         if module not in through and not module.endswith("c10d_logger"):
-            return module.partition(".")[0] == package
+            return module.partition(".")[0] in LIBRARIES
         caller = caller.f_back
     return False
 

@@ -1,6 +1,8 @@
 """What forward asks that tells the number of ranks."""
 
 import os
+import sys
+from types import ModuleType
 
 import pytest
 import torch
@@ -19,6 +21,15 @@ def test_the_number_of_ranks_is_asked_for_and_not_the_rank() -> None:
     assert asked == ["WORLD_SIZE"]
     check_asked(asked)
     assert "WORLD_SIZE" in doubts_of_world("forward", asked)[0]
+
+
+def test_a_module_that_is_loaded_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's compiler loads some, with functions that dataclasses makes in their names."""
+    module = ModuleType("torch.distributed.anything")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with world_asked() as asked:
+        exec("from dataclasses import dataclass\n@dataclass\nclass Made:\n    a: int", vars(module))
+    assert asked == []
 
 
 def test_an_exchange_is_refused_by_its_name() -> None:
