@@ -94,7 +94,8 @@ class Adversary(nn.Module):
             with torch.enable_grad():
                 self.layer(at).square().mean().backward()
             self.zero_grad()
-            values = values + at.grad.sign() * 0.1  # type: ignore[union-attr]
+            assert at.grad is not None
+            values = values + at.grad.sign() * 0.1
         return self.layer(values)
 
 
