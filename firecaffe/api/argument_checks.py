@@ -35,7 +35,8 @@ def check_device(value: Any) -> None:
 
 def path_of(name: str, value: Any) -> Path:
     """Return an argument that is a path. Raises: RecipeError if it is none."""
-    if not isinstance(value, str | Path) or not str(value):
+    # No system's path has a NUL; Python would report one as a ValueError.
+    if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise RecipeError(f"{option(name)} is {shown(value)}; expected a path")
     return Path(value)
 

@@ -146,7 +146,12 @@ def clusters_of(
         raise RecipeError(f"{option('per_node')} is {per_node}; it must be at most {MOST_PER_NODE}")
     if not device:
         refuse_beside("a cluster", links=links, per_node=per_node > 1)
-        return [load_cluster(name) for name in commas("cluster", cluster).split(",")]
+        typed = commas("cluster", cluster)
+        if isinstance(cluster, str):
+            cluster = typed.split(",")
+        # Else paths, which may have commas of their own.
+        paths = [cluster] if isinstance(cluster, Path) else cluster
+        return [load_cluster(str(path)) for path in paths]
     refuse_beside(option("device"), cluster=cluster != USUAL_CLUSTER)
     rates = commas("links", links)
     return offers(device, rates_of(rates) if rates else USUAL_GBIT_PER_S, per_node)

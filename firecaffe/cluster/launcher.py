@@ -235,7 +235,7 @@ class _Launch:
     def on_restart(self, result: RunResult, number: int | None) -> None:
         then = f"restart {number} of {self.max_restarts}"
         if number is None:
-            then = "the hosts that stay go on"
+            then = "the hosts that stay meet again"
         error = self._told(result.failures, then, goes_on=True)
         say(f"{error}; {then}\n{error.traceback}".rstrip())
 

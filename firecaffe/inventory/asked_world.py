@@ -30,21 +30,24 @@ LIBRARIES = frozenset((*sys.stdlib_module_names, "torch"))
 def world_asked() -> Iterator[list[str]]:
     """Yield a list that names, after the block, what its code has asked or sent ranks.
 
-    Code of torch and of Python's library does not count, nor what runs in other threads.
+    Code of torch and of Python's library does not count, nor what runs in other threads, nor what
+    a profiler watches already: Python has room for one.
     """
     asked: dict[str, None] = {}
     names: list[str] = []
+    if sys.getprofile() is not None:
+        yield names
+        return
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and (name := _asked_by(frame)):
             asked[name] = None
 
-    before = sys.getprofile()
     sys.setprofile(watch)
     try:
         yield names
     finally:
-        sys.setprofile(before)
+        sys.setprofile(None)
         names += asked
 
 

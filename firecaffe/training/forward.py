@@ -224,9 +224,19 @@ class Forward:
             keeps = not is_split
             self.arithmetic = partial(torch.autocast, self.device.type, dtype, cache_enabled=keeps)
         self._first_leaf = 0
+        self._untrained = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
 
     def begin_step(self, first_leaf: int = 0) -> None:
-        """Begin a step, whose micro-batches, from `first_leaf`, all start from the same buffers."""
+        """Begin a step, whose micro-batches, from `first_leaf`, all start from the same buffers.
+
+        Raises: RecipeError if forward has asked for the gradient of a parameter since it was built.
+        """
+        for name, parameter in self._untrained:
+            if parameter.requires_grad:
+                raise RecipeError(
+                    f"forward sets requires_grad of the parameter {name}, which no optimizer has; "
+                    "expected it to be trained, or frozen, from the first step on"
+                )
         self._first_leaf = first_leaf
         self.counts = self.no_counts()
         self.buffers.begin_step()

@@ -114,6 +114,7 @@ CASES: dict[str, Case] = {
     "weights that forward clips": Case(lambda: around(refused.Clipping()), ends="layer.weight"),
     "a buffer that grows": Case(lambda: around(refused.Growing()), ends="seen"),
     "a parameter that is replaced": Case(lambda: around(refused.Replacing()), ends="scale"),
+    "a frozen layer that thaws": Case(lambda: around(refused.Thawing()), ends="requires_grad"),
     "a count of calls": Case(lambda: around(of.Counting()), told="calls", doubted=True),
     "a cache": Case(lambda: around(of.Caching())),
     "a count in an object": Case(

@@ -34,6 +34,18 @@ class Replacing(nn.Module):
         return values * self.scale
 
 
+class Thawing(nn.Module):
+    """A frozen layer whose gradients forward asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def forward(self, values: Tensor) -> Any:
+        self.layer.requires_grad_(self.training)
+        return self.layer(values)
+
+
 class Clipping(nn.Module):
     """Weights that forward clips, behind autograd's back."""
 

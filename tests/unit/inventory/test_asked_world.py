@@ -1,5 +1,6 @@
 """What forward asks that tells the number of ranks."""
 
+import cProfile
 import os
 import sys
 from types import ModuleType
@@ -21,6 +22,18 @@ def test_the_number_of_ranks_is_asked_for_and_not_the_rank() -> None:
     assert asked == ["WORLD_SIZE"]
     check_asked(asked)
     assert "WORLD_SIZE" in doubts_of_world("forward", asked)[0]
+
+
+def test_a_profiler_goes_on() -> None:
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        with world_asked() as asked:
+            os.environ.get("WORLD_SIZE")
+        assert isinstance(asked, list)
+    finally:
+        profile.disable()
+    assert any("get" in str(entry.code) for entry in profile.getstats())
 
 
 def test_a_module_that_is_loaded_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
