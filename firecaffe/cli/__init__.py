@@ -134,12 +134,21 @@ def _run(argv: list[str], loaded: Loaded) -> int:
 
         print(help_text([word for word in words if word not in HELP], is_asked))
         return 0
+    if not _has_folder():  # MKL would end the process
+        raise RunError("the current folder has been deleted; change to one that is there")
     command = function_of("main", words[0])
     if words[0] not in WITHOUT_TORCH:
         import_module("torch")  # most of what a command loads; it does so where it uses it
     loaded()
     exit_code: int = command(words[1:])
     return exit_code
+
+
+def _has_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def function_of(name: str, command: str) -> Callable[..., Any]:

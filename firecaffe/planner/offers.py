@@ -26,8 +26,8 @@ FOUR_FIFTHS = 1.2816
 class Usual:
     """Usual values, and spreads as standard deviations of the logarithm.
 
-    Nine are fitted by `benchmarks/planner/published_scaling.py`, and rounded; the spread of compute
-    times is set by hand, for a training's first row decides them.
+    Nine are fitted by `benchmarks/planner/published_scaling_fit.py`, and rounded; the spread of
+    compute times is set by hand, for a training's first row decides them.
     """
 
     exchange: float = 1.4

@@ -324,3 +324,14 @@ def test_a_broken_pipe_in_a_rank_is_told(
     monkeypatch.setenv("RANK", "1")
     assert main(["schedule", "tree", "4"]) == 8
     assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_a_current_folder_that_has_been_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    code, said = error_of(capsys, ["plan", "--model", "lenet"])
+    assert (code, "current folder" in said) == (8, True)
