@@ -6,7 +6,10 @@ optimizers store it: tensors and numbers by parameter, numbers in the groups.
 """
 
 import inspect
+import io
+import pickle
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -58,17 +61,45 @@ def make_own(groups: Sequence[dict[str, Any]], config: SolverConfig) -> optim.Op
             "weight_decay; leave it out"
         )
 
+    made_with = _attributes(optimizer)
+
     def check_once(*_: object) -> None:
         if optimizer.state:  # not right after the first step, which a subclass may extend
             handle.remove()
-            check_kept(optimizer, config.type)
+            check_kept(optimizer, config.type, made_with)
 
     handle = optimizer.register_step_pre_hook(check_once)
     return optimizer
 
 
-def check_kept(optimizer: optim.Optimizer, name: str) -> None:
-    """Check an optimizer's state. Raises: RecipeError if a checkpoint would not hold all of it."""
+class _Pickled(pickle.Pickler):
+    """Pickles an attribute without what checkpoints hold: parameters, and their groups."""
+
+    groups: Sequence[object]
+
+    def persistent_id(self, value: object) -> str | None:
+        is_held = isinstance(value, nn.Parameter) or any(value is held for held in self.groups)
+        return "held" if is_held else None
+
+
+def _attributes(optimizer: optim.Optimizer) -> dict[str, bytes]:
+    """Return what can be pickled beside torch's state, groups and hooks."""
+    pickled = {}
+    for name, value in vars(optimizer).items():
+        if name not in ("state", "param_groups") and not name.startswith("_optimizer_"):
+            pickler = _Pickled(content := io.BytesIO())
+            pickler.groups = optimizer.param_groups
+            with suppress(Exception):  # code, locks and the like cannot be
+                pickler.dump(value)
+                pickled[name] = content.getvalue()
+    return pickled
+
+
+def check_kept(optimizer: optim.Optimizer, name: str, made_with: Mapping[str, bytes]) -> None:
+    """Check an optimizer's state. Raises: RecipeError if a checkpoint would not hold all of it.
+
+    made_with: its attributes before the first step.
+    """
     known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     wrong = [
         f"state_dict()[{key!r}]"
@@ -88,6 +119,8 @@ def check_kept(optimizer: optim.Optimizer, name: str) -> None:
         for key, value in group.items()
         if key != "params" and not _is_number(value)
     ]
+    now = _attributes(optimizer).items()
+    wrong += [f"self.{name}" for name, content in now if made_with.get(name) != content]
     if wrong:
         raise RecipeError(
             f"solver.type {name!r} keeps {wrong[0]}, which a checkpoint does not hold; it holds "

@@ -59,6 +59,42 @@ class Wraps(Signs):
         return {**super().state_dict(), "slow_weights": []}
 
 
+class Counts(Signs):
+    """Counts its steps in an attribute."""
+
+    steps = 0
+
+    def step(self) -> None:  # type: ignore[override]
+        super().step()
+        self.steps += 1
+
+
+class Holds(Signs):
+    """Has attributes that stay, or hold what checkpoints have."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.weights = [weight for group in self.param_groups for weight in group["params"]]
+        self.inner = optim.SGD(self.param_groups, lr)
+        self.inner.param_groups = self.param_groups
+        self.factor, self.rule, self.scales = 0.5, lambda: 3, torch.ones(3)
+
+
+class Inner(Signs):
+    """Leaves the update to another optimizer, as Lookahead does."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+        self.inner = optim.SGD(self.param_groups, lr, momentum=0.9)
+        self.param_groups = self.inner.param_groups
+
+    def step(self) -> None:  # type: ignore[override]
+        self.inner.step()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight]["slow"] = weight.detach().clone()
+
+
 def none(params: Any, lr: float) -> str:
     return "no optimizer"
 

@@ -184,6 +184,10 @@ def test_torchs_others_will_do_and_ours_keep_their_state_as_it_was() -> None:
     assert numbers.state_dict() == {}
 
 
+def test_attributes_that_no_step_changes_are_kept() -> None:
+    two_steps(SolverConfig(type=f"{PLACE}:Holds"))
+
+
 def two_steps(config: SolverConfig) -> None:
     model, optimizer = made(config)
     step(model, optimizer, 0.1)
@@ -202,6 +206,8 @@ def two_steps(config: SolverConfig) -> None:
         (SolverConfig(type="sing"), ["solver.type", "sing", "adamw", "module:Class"]),
         (SolverConfig(type=f"{PLACE}:KeepsMore"), ["KeepsMore", "'earlier'"]),
         (SolverConfig(type=f"{PLACE}:Wraps"), ["Wraps", "slow_weights"]),
+        (SolverConfig(type=f"{PLACE}:Counts"), ["Counts", "self.steps"]),
+        (SolverConfig(type=f"{PLACE}:Inner"), ["Inner", "self.inner"]),
     ],
 )
 def test_what_a_step_or_a_checkpoint_cannot_do_with_is_one_line(
