@@ -23,6 +23,9 @@ OPEN_FILES = 256
 FREE_SHARE = 0.1
 """Share of a disk that a cache without a limit leaves free."""
 
+COPIES = f"{24 * '[0-9a-f]'}.shard"
+"""The names of a cache's copies. What else is in its folder may be a data set, and stays."""
+
 
 class ShardFiles(Protocol):
     """The shard files of a data set. Its methods raise DataError if a file cannot be read."""
@@ -165,7 +168,7 @@ class CachedFiles:
     def _fetch_and_read(self, info: ShardInfo, copy: Path, start: int, length: int) -> bytes:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.folder / "lock", "w", encoding="utf-8") as lock:
+            with open(self.folder / "lock", "a", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not copy.exists():  # no other process fetched it while this one waited
                     self._fetch(info, copy)
@@ -190,10 +193,10 @@ class CachedFiles:
 
     # No file stays open, so a copy that is deleted frees its space at once.
     def _make_room(self, num_bytes: int) -> None:
-        for left in self.folder.glob("*.partial"):  # left by a process that was killed
+        for left in self.folder.glob(f"{COPIES}.partial"):  # left by a process that was killed
             left.unlink(missing_ok=True)
         copies = sorted(
-            ((path.stat().st_mtime, path) for path in self.folder.glob("*.shard")),
+            ((path.stat().st_mtime, path) for path in self.folder.glob(COPIES)),
             key=lambda copy: copy[0],
         )
         sizes = {path: path.stat().st_size for _, path in copies}

@@ -168,6 +168,18 @@ def test_a_cache_fetches_each_shard_once_and_keeps_to_its_limit(
         PackedPart(read_list(str(packed)), "train", tiny).read(0)
 
 
+def test_a_cache_deletes_nothing_but_its_copies(packed: Path) -> None:
+    """Its folder is the data set's: shards that were packed are not copies that may go."""
+    (packed / "test-00001.shard.partial").touch()  # of a packing that is under way
+    before = {path.name: path.read_bytes() for path in packed.iterdir()}
+    limit = max(info.num_bytes for info in read_list(str(packed)).parts["train"])
+    part = PackedPart(read_list(str(packed)), "train", open_files(str(packed), str(packed), limit))
+    here = part_of(packed)
+    assert [part.read(number) for number in range(30)] == [here.read(n) for n in range(30)]
+    after = {path.name: path.read_bytes() for path in packed.iterdir()}
+    assert before.items() <= after.items()
+
+
 READS_ALL = """
 import sys
 from firecaffe.data.packed import PackedPart, read_list
