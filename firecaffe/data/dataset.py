@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_leaves, tree_leaves_with_path, tree_map
 
 from firecaffe.errors import DataError
+from firecaffe.user_code import failed
 
 Batch = tuple[Any, Any]
 """Inputs and targets of some samples, each a tree."""
@@ -78,6 +79,13 @@ class Layout:
 
 def leaf_of(tensor: Tensor) -> TensorLayout:
     return TensorLayout(tuple(tensor.shape[1:]), tensor.dtype)
+
+
+def unusual(tensor: Tensor) -> str:
+    """Return the kind of a tensor whose bytes are not its elements in turn, else an empty text."""
+    if tensor.is_nested or tensor.is_quantized:
+        return "nested" if tensor.is_nested else "quantized"
+    return "" if tensor.layout == torch.strided else str(tensor.layout)
 
 
 def map_batch(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
@@ -176,9 +184,17 @@ OF_SAMPLES = ("targets", "sample_weights")
 """Optional members that describe a data set, and those that describe each sample."""
 
 
+def fact_of(dataset: Any, name: str) -> Any:
+    """Return an optional member, or None. Raises OwnCodeError for what a property raises."""
+    try:
+        return getattr(dataset, name, None)
+    except Exception as error:
+        raise failed(f"{name} of {type(dataset).__name__}", error) from error
+
+
 def take_facts(to: Any, dataset: Dataset, names: Sequence[str]) -> None:
     for name in names:
-        fact = getattr(dataset, name, None)
+        fact = fact_of(dataset, name)
         if fact is not None:
             setattr(to, name, fact)
 
@@ -234,8 +250,9 @@ class TensorDataset:
                 raise DataError(f"{name} is a {type(leaf).__name__}, expected tensors{remedy}")
             if leaf.ndim == 0 or leaf.numel() == 0:
                 raise DataError(f"{name} has shape {tuple(leaf.shape)}, expected at least one row")
-            if leaf.requires_grad or leaf.layout != torch.strided or leaf.device.type != "cpu":
-                kind = "requires a gradient" if leaf.requires_grad else f"is {leaf.layout}"
+            if leaf.requires_grad or unusual(leaf) or leaf.device.type != "cpu":
+                kind = f"is {unusual(leaf) or leaf.layout}"
+                kind = "requires a gradient" if leaf.requires_grad else kind
                 raise DataError(
                     f"{name} {kind} on {leaf.device}, expected dense tensors on the CPU without "
                     f"gradients, as {name}.detach()"

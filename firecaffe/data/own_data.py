@@ -26,6 +26,7 @@ from firecaffe.data.dataset import (
     map_batch,
     named_leaves,
     take_facts,
+    unusual,
 )
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.hash import EVALUATION, Key, Stream, keyed, under
@@ -68,6 +69,8 @@ def check_own(name: str, dataset: Any) -> Dataset:
         length = len(given)
     except (TypeError, ValueError) as error:  # raised by len() itself
         raise DataError(f"{name} has no length: {error}") from error
+    except Exception as error:
+        raise failed(f"{name}.__len__()", error) from error
     if length == 0:
         raise DataError(f"{name} holds no sample")
     return CheckedSet(name, given)
@@ -121,6 +124,7 @@ class CheckedSet:
 
     def __init__(self, name: str, dataset: Dataset) -> None:
         self.name, self.dataset = name, dataset
+        self._length = len(dataset)  # once: ranks must not come to evaluate other numbers
         take_facts(self, dataset, (*OF_ITSELF, *OF_SAMPLES))
         self.shard_counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
         self._check_facts()
@@ -188,7 +192,7 @@ class CheckedSet:
         return batch
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return self._length
 
     def batch(self, indices_B: Tensor) -> Batch:
         return self._checked(self.dataset.batch, indices_B, 0, EVALUATION)
@@ -276,6 +280,8 @@ class CheckedSet:
     def _check_tensor(self, what: str, leaf: Any) -> None:
         if not isinstance(leaf, Tensor):
             raise self._wrong(f"{_name_of(leaf)} as {what}", "tensors")
+        if kind := unusual(leaf):
+            raise self._wrong(f"{what} that are {kind}", "dense tensors")
         if leaf.device.type != "cpu":
             raise self._wrong(f"{what} on {leaf.device}", "them on the CPU")
         if leaf.grad_fn is not None:

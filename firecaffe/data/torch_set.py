@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, Subset, default_collate
 
-from firecaffe.data.dataset import Batch, kind_of
+from firecaffe.data.dataset import Batch, fact_of, kind_of
 from firecaffe.data.hash import EVALUATION, Key, Stream, keyed, seed_by
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from firecaffe.generators import generators_kept
@@ -128,6 +128,7 @@ class Items:
 
 def _without_gaps(tensor: Tensor) -> Tensor:
     # So that a data worker can send it as it is, with its strides.
+    tensor = tensor.resolve_conj().resolve_neg()
     if tensor.layout != torch.strided or torch.ops.aten.is_non_overlapping_and_dense(tensor):
         return tensor
     return tensor.contiguous()
@@ -190,10 +191,10 @@ def said_by(dataset: Any) -> dict[str, Any]:
         }
         return of_all | of_samples
     said = {
-        name: getattr(dataset, name, None)
+        name: fact_of(dataset, name)
         for name in ("num_classes", "class_names", "targets", "sample_weights")
     }
-    names = said["class_names"] or getattr(dataset, "classes", None)
+    names = said["class_names"] or fact_of(dataset, "classes")
     said["class_names"] = None
     if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
         said["class_names"] = tuple(names)

@@ -5,6 +5,7 @@ import pickle
 import random
 import threading
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, Subset, default_collate
 
 import firecaffe
 from firecaffe import TensorDataset, from_torch
@@ -32,7 +33,7 @@ from firecaffe.data.batches import fetchers_of
 from firecaffe.data.dataset import ask, same_bits
 from firecaffe.data.hash import EVALUATION, Key
 from firecaffe.data.own_data import check_own
-from firecaffe.errors import DataError
+from firecaffe.errors import DataError, OwnCodeError
 from firecaffe.training.data_workers import receive_batch, send_batch
 from tests.kit.training import recipe_in
 
@@ -264,6 +265,60 @@ def test_arrays_of_numpy_are_told_how_to_become_tensors() -> None:
             check_own("train_set", pair)
 
 
+UNUSUAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "sparse": Tensor.to_sparse,
+    "quantized": lambda tensor: torch.quantize_per_tensor(tensor, 0.1, 0, torch.qint8),
+    "nested": lambda tensor: torch.nested.nested_tensor(list(tensor)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors", "ignore:.*quantiz")
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_tensors_that_are_not_dense_are_refused(kind: str) -> None:
+    """Reading the bytes of a quantized one would end the process."""
+
+    def collate(items: list[Any]) -> Any:
+        inputs, targets = default_collate(items)
+        return UNUSUAL[kind](inputs), targets
+
+    with pytest.raises(DataError, match=kind):
+        check_own("train_set", from_torch(Transformed(), collate=collate))
+    with pytest.raises(DataError, match=kind):
+        TensorDataset(UNUSUAL[kind](torch.ones(4, 3)), torch.arange(4))
+
+
+class Broken(Transformed):
+    """A data set whose file opens late, and is not there."""
+
+    def __init__(self, member: str) -> None:
+        self.member = member
+
+    def opened(self, member: str) -> list[int]:
+        if member == self.member:
+            raise FileNotFoundError("late.h5")
+        return [0] * COUNT
+
+    def __len__(self) -> int:
+        return len(self.opened("__len__"))
+
+    @property
+    def targets(self) -> list[int]:
+        return self.opened("targets")
+
+
+@pytest.mark.parametrize("member", ["__len__", "targets"])
+def test_what_a_member_raises_is_its_own_error(member: str) -> None:
+    with pytest.raises(OwnCodeError, match=rf"{member}.*FileNotFoundError: late\.h5"):
+        check_own("train_set", Broken(member))
+
+
+def test_a_length_is_asked_once() -> None:
+    given: Any = Held(is_reused=False)
+    dataset = check_own("train_set", given)
+    given.values = torch.arange(2.0 * COUNT)[:, None]
+    assert len(dataset) == COUNT
+
+
 class Held:
     """A data set that gives its own memory, and one that gives all batches in the same."""
 
@@ -272,7 +327,7 @@ class Held:
         self.memory = torch.zeros(1, 1)
 
     def __len__(self) -> int:
-        return COUNT
+        return len(self.values)
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
         (index,) = indices_B.tolist()
@@ -320,13 +375,16 @@ def test_a_data_worker_sends_strides_too() -> None:
 
     def collate(items: list[Any]) -> Any:
         images = torch.stack([image for image, _ in items]).permute(0, 3, 1, 2)
-        return images, images[..., ::2]  # the second with gaps
+        # the second with gaps, the others with bits of what is still to be done
+        complexes = torch.complex(images, images)
+        return (images, images[..., ::2]), (complexes.conj(), complexes.conj().imag)
 
     batch = from_torch(Rows(), collate=collate).batch(torch.arange(3))
     receiver, sender = multiprocessing.Pipe()
     send_batch(sender, batch)
     _, outline = pickle.loads(receiver.recv_bytes())
-    assert not batch[0].is_contiguous()
-    for sent, received in zip(batch, receive_batch(receiver, outline), strict=True):
+    assert not batch[0][0].is_contiguous()
+    received_batch = receive_batch(receiver, outline)
+    for sent, received in zip(tree_leaves(batch), tree_leaves(received_batch), strict=True):
         assert sent.stride() == received.stride()
         assert torch.equal(sent, received)
