@@ -1,4 +1,4 @@
-"""Whether a network's code asks how many ranks there are, which would decide its bits.
+"""Whether code of a network or of data asks how many ranks there are, which would decide its bits.
 
 Code that asks for its rank alone need not be watched: ranks compare what they compute.
 """
@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -22,8 +23,11 @@ HARMLESS = ("is_", "get_rank", "get_node_local_rank", "get_backend", "WORLD", "<
 LOOKS = ("os", "collections.abc")
 """Modules that a look at the environment goes through."""
 
-LIBRARIES = frozenset((*sys.stdlib_module_names, "torch"))
+LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "firecaffe"))
 """Packages whose calls do not count: they load modules, and ask for themselves."""
+
+C10D, SIZE_OF = "torch.distributed.distributed_c10d", "_get_group_size"
+"""Torch's function that `get_world_size` asks, and its module."""
 
 
 @contextmanager
@@ -48,6 +52,45 @@ def world_asked() -> Iterator[list[str]]:
         yield names
     finally:
         sys.setprofile(None)
+        names += asked
+
+
+@contextmanager
+def size_asked() -> Iterator[list[str]]:
+    """Yield a list that names how the block's code asks for the number of ranks.
+
+    Unlike `world_asked` it sees no exchange, and costs nothing but where one asks: opening data may
+    take millions of calls. Other threads do not count.
+    """
+    asked: dict[str, None] = {}
+    names: list[str] = []
+    thread, environment, c10d = get_ident(), type(os.environ), sys.modules.get(C10D)
+
+    class WatchedEnvironment(environment):  # type: ignore[misc, valid-type]
+        def __getitem__(self, key: str) -> str:
+            is_asked = key in VARIABLES and get_ident() == thread
+            if is_asked and not _is_of_library(sys._getframe(), LOOKS):
+                asked[key] = None
+            return str(super().__getitem__(key))
+
+    size_of = getattr(c10d, SIZE_OF, None)
+
+    def watched_size(*given: Any) -> Any:
+        caller = sys._getframe(1)
+        is_asked = caller.f_code.co_name == SIZE and get_ident() == thread
+        if is_asked and not _is_of_library(caller):
+            asked[SIZE] = None
+        return size_of(*given)  # type: ignore[misc]
+
+    os.environ.__class__ = WatchedEnvironment
+    if size_of is not None:
+        setattr(c10d, SIZE_OF, watched_size)
+    try:
+        yield names
+    finally:
+        os.environ.__class__ = environment
+        if size_of is not None:
+            setattr(c10d, SIZE_OF, size_of)
         names += asked
 
 

@@ -28,6 +28,7 @@ from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import AgreementError, RunError, file_error, own_traceback
 from firecaffe.exchange.route import HOOK
 from firecaffe.files import write_json
+from firecaffe.inventory.asked_world import doubts_of_world, size_asked
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.output import LOST
 from firecaffe.planner.of_run import write_forecast
@@ -189,13 +190,13 @@ def _train_in(
     resources.enter_context(arithmetic(recipe.train, world.device))
     if not recipe.train.compile:
         resources.enter_context(without_compiler())  # an optimizer would load the compiler
-    data = open_parts(recipe, parts)
-    unlike = unrepeatable(world, data)
+    data, unlike, doubts = _open_watched(recipe, parts, world)
     is_repeatable = "training" not in unlike
     described = describe_training(recipe, data, is_repeatable)
     run = resolve(recipe, data, _ranks(mesh), described=described, hook=parts.hook_name)
     learners = recipe.synchrony.num_learners(world.world_size)
     learner = build_learner(run, parts, data, mesh, start.checkpoint, unlike, resources, learners)
+    learner.doubts.extend(doubts)
     # From here on faults can be written to a folder.
     places = make_folder(world, run, start, about_of(parts, data), learner.findings.own_code)
     folder = places.first
@@ -232,6 +233,14 @@ def _train_in(
         record["parallel_choice"] = chosen_layout and dataclasses.asdict(chosen_layout)
         _keep_record(folder, run, record, records)
     return result
+
+
+def _open_watched(recipe: Recipe, parts: Parts, world: World) -> tuple[Data, list[str], list[str]]:
+    """Open the data, and return their unrepeatable parts and doubts of what they ask."""
+    with size_asked() as asked:
+        data = open_parts(recipe, parts)
+        unlike = unrepeatable(world, data)
+    return data, unlike, doubts_of_world("a data set", asked)
 
 
 def _open_records(

@@ -2,6 +2,7 @@
 code of a user's that seeds the process's generators and draws from them reaches a bit.
 """
 
+import os
 import random
 import sys
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -176,3 +178,35 @@ def test_an_own_data_set_may_draw_what_its_batches_are(trained: Trained) -> None
     alone, two = (trained(workers, OF_SEEDS, OfSeeds(is_random=True)) for workers in (1, 2))
     assert end(two) == end(alone)
     assert not alone.identity_doubts
+
+
+def sharded() -> Any:
+    share = COUNT // int(os.environ.get("WORLD_SIZE", "1"))
+    pair = torch.ones(share, 6), torch.arange(share) % 3
+    return pair, pair, pair
+
+
+class Shard(Drawing):
+    def __len__(self) -> int:
+        return COUNT // dist.get_world_size()
+
+
+@dataclass(frozen=True)
+class OfShards(Training):
+    is_named: bool = True
+
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
+        if self.is_named:
+            return firecaffe.train(recipe.replace("data.name", f"{__name__}:sharded"), Depth)
+        train_set, test_set = Shard(is_training=True), Shard(is_training=False)
+        return firecaffe.train(recipe, Depth, train_set, test_set, validation_set=test_set)
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_data_that_ask_for_the_number_of_ranks_are_doubted(
+    trained: Trained, is_named: bool
+) -> None:
+    doubts = trained(2, OF_SEEDS, OfShards(is_named=is_named)).identity_doubts
+    asked = "WORLD_SIZE" if is_named else "get_world_size"
+    assert any("data set" in doubt and asked in doubt for doubt in doubts)

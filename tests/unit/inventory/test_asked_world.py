@@ -3,6 +3,7 @@
 import cProfile
 import os
 import sys
+from threading import Thread
 from types import ModuleType
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from firecaffe.cluster.groups import group_of_one
+from firecaffe.data.decode import decode_threads
 from firecaffe.errors import RecipeError
-from firecaffe.inventory.asked_world import check_asked, doubts_of_world, world_asked
+from firecaffe.inventory.asked_world import check_asked, doubts_of_world, size_asked, world_asked
 
 
 def test_the_number_of_ranks_is_asked_for_and_not_the_rank() -> None:
@@ -53,3 +55,27 @@ def test_an_exchange_is_refused_by_its_name() -> None:
     assert asked == ["all_reduce", "get_world_size"]
     with pytest.raises(RecipeError, match="calls all_reduce of"):
         check_asked(asked)
+
+
+def test_what_opens_data_is_watched_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    environment = type(os.environ)
+    with group_of_one(torch.device("cpu")):
+        before = dist.distributed_c10d._get_group_size
+        with size_asked() as asked:
+            assert sys.getprofile() is None
+            assert (os.getenv("WORLD_SIZE"), "RANK" in os.environ) == ("3", False)
+            assert dist.get_world_size() == 1
+            decode_threads(0)  # firecaffe's own
+        assert dist.distributed_c10d._get_group_size is before
+    assert asked == ["WORLD_SIZE", "get_world_size"]
+    assert type(os.environ) is environment
+
+
+def test_ranks_and_other_threads_may_be_asked_for() -> None:
+    thread = Thread(target=os.getenv, args=("WORLD_SIZE",))
+    with size_asked() as asked:
+        os.environ.get("RANK")
+        thread.start()
+        thread.join()
+    assert asked == []
