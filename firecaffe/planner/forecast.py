@@ -9,7 +9,7 @@ the optimum checkpoint interval for restart dumps"), first order. Epochs follow 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from math import ceil, exp, inf, sqrt
+from math import ceil, exp, expm1, inf, sqrt
 from typing import Any
 
 from firecaffe.errors import RecipeError
@@ -45,12 +45,14 @@ def goodput(checkpoint_s: float, restart_s: float, interval_s: float, between_s:
     """The share of time left for training if failures are random (Daly 2006, equation 13)."""
     if between_s == inf:
         return 1.0 if interval_s == inf else interval_s / (interval_s + checkpoint_s)
-    span = (interval_s + checkpoint_s) / between_s
-    if span > 500:
+    span, restart = (interval_s + checkpoint_s) / between_s, restart_s / between_s
+    if span + restart > MOST_EXPONENT:
         return 0.0
-    return interval_s / (between_s * exp(restart_s / between_s) * (exp(span) - 1))
+    return interval_s / (between_s * exp(restart) * expm1(span))
 
 
+MOST_EXPONENT = 500.0
+"""Far below 709, where exp overflows."""
 LEAST_GOODPUT = 0.001
 """With a smaller share of time left by failures, a training is said not to end."""
 MOST_ERROR = 0.9

@@ -46,6 +46,8 @@ def test_goodput_is_dalys() -> None:
         assert kept > goodput(20.0, 60.0, best_s * factor, between_s)
     assert goodput(0.0, 0.0, 3600.0, math.inf) == 1.0
     assert goodput(1.0, 60.0, 1e9, 10.0) == 0.0
+    assert goodput(1.0, 1e6, best_interval_s(1.0, 36.0), 36.0) == 0.0  # a long restart
+    assert goodput(1.0, 60.0, best_interval_s(1.0, 1e33), 1e33) == pytest.approx(1.0)
 
 
 def test_compressors_send_what_they_say() -> None:
