@@ -38,6 +38,12 @@ MOST_KEPT = 4096
 SIZES = (2**16, 2**20)
 """Elements at which exchanges are priced, besides the largest wanted; linear in between."""
 
+MOST_ELEMENTS = 2**27
+"""The most elements at which they are priced; each further one takes as long as those before.
+
+A simulation visits each message, and VGG's largest layer has 1e8 numbers, a table may have 1e11.
+"""
+
 
 def rounds_only_s(algorithm: str, network: Network, num_elements: int) -> float:
     """Seconds of rounds one after the other, each as long as its busiest port."""
@@ -81,12 +87,15 @@ class Prices:
         """Seconds of float32 vectors, one at a time. Raises: ValueError if ranks do not fit."""
         if self.network.world_size == 1:
             return [0.0] * len(sizes)
-        largest = max(2, *sizes)
+        largest = min(MOST_ELEMENTS, max(2, *sizes))
         points = [0, *(size for size in SIZES if 4 * size < largest), largest]
         # The latencies remain when the bytes shrink to zero: an element for each rank.
         fewest = min(self.network.world_size, largest)
         times = [self._exact_s(point or fewest) for point in points]
-        return [float(time_s) for time_s in np.interp(sizes, points, times)]
+        each_s = (times[-1] - times[-2]) / (points[-1] - points[-2])
+        priced = np.interp(sizes, points, times)
+        further = (each_s * max(0, size - largest) for size in sizes)
+        return [float(a) + b for a, b in zip(priced, further, strict=True)]
 
     def lanes(self, most: int) -> int:
         """How many vectors are under way at once on a cluster that allows `most`."""
@@ -99,6 +108,7 @@ class Prices:
         is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
         if lanes == 1 or not is_simulated:
             return 1.0
+        num_elements = min(MOST_ELEMENTS, num_elements)
         one_s = _simulated_s(self.algorithm, self.network, num_elements)
         return _simulated_s(self.algorithm, self.network, num_elements, lanes) / lanes / one_s
 

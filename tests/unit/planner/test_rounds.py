@@ -9,6 +9,7 @@ import pytest
 
 from firecaffe.exchange import ALGORITHMS, find_schedule, fold
 from firecaffe.exchange.leaves import equal_shares
+from firecaffe.planner import price
 from firecaffe.planner.cluster import Link
 from firecaffe.planner.offers import offers
 from firecaffe.planner.price import Prices, rounds_only_s
@@ -129,6 +130,20 @@ def test_more_bandwidth_is_never_slower_and_no_exchange_outruns_its_bytes(
                 rate = cluster.links[0].bandwidth_bytes_per_s
                 least = [2 * (ranks - 1) / ranks * 4 * size / rate for size in sizes]
                 assert all(time_s >= at for time_s, at in zip(taken, least, strict=True))
+
+
+@pytest.mark.parametrize("algorithm", ["tree", "pipelined_tree", "halving_doubling"])
+def test_a_vector_beyond_what_is_priced_takes_as_long_as_its_bytes(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, network = 2**25, Network(FLAT, 4)
+    exact_s = Prices(algorithm, network).seconds([size])
+    monkeypatch.setattr(price, "MOST_ELEMENTS", 2**23)
+    prices = Prices(algorithm, network)
+    assert prices.seconds([size]) == pytest.approx(exact_s, rel=0.01)
+    once, twice = prices.seconds([2**41, 2**42])  # a simulation would not end
+    assert twice == pytest.approx(2 * once, rel=0.01)
+    assert prices.share_beside_another(2**42, 2) == prices.share_beside_another(2**23, 2)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
