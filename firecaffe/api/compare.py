@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from firecaffe.api.answer import PLAIN, Answer, check_picture
-from firecaffe.api.argument_checks import check_number, paths_of
+from firecaffe.api.argument_checks import check_number, path_of, paths_of
 from firecaffe.api.compare_groups import as_dict as groups_as_dict
 from firecaffe.api.compare_groups import page, render_groups
 from firecaffe.cluster.from_script import from_script
@@ -161,7 +161,7 @@ def _folders(runs: Any, baseline: str | Path) -> list[Path]:
     if not folders:
         raise RecipeError("runs is empty; expected the folders of runs")
     if baseline:
-        first = Path(baseline)
+        first = path_of("baseline", baseline)
         folders = [first, *(folder for folder in folders if folder.resolve() != first.resolve())]
     for folder, times in Counter(folder.resolve() for folder in folders).items():
         if times > 1:

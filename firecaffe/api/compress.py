@@ -22,7 +22,7 @@ from firecaffe.api.answer import (
     numbers_table,
     write_picture,
 )
-from firecaffe.api.argument_checks import check_count, refuse_beside
+from firecaffe.api.argument_checks import check_count, path_of, refuse_beside
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.api.run_argument import open_run
 from firecaffe.cluster.from_script import from_script
@@ -309,9 +309,9 @@ def _open(
         used = open_run(run, replace, trust_code)
         check_named(used.where, used.recipe, ("model", "data", "task"))
         of_run = recipe_of_run(used.where, used.recipe, best)
-        return of_run, Path(out or (run_of(used.where) or used.where) / f"model{SUFFIX}")
+        return of_run, path_of("out", out or (run_of(used.where) or used.where) / f"model{SUFFIX}")
     refuse_beside("a recipe", replace=replace, best=best, trust_code=trust_code)
     recipe = recipe_of(run)
     name = Path(run) if is_file else Path("recipe.toml")
     check_weights(recipe, name)
-    return recipe, Path(out or name.with_suffix(SUFFIX).name)
+    return recipe, path_of("out", out or name.with_suffix(SUFFIX).name)

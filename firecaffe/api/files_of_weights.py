@@ -98,7 +98,7 @@ def export(
         raise RecipeError(f"{option('to')}{what} {', '.join(FORMATS)}")
     form, where, recipe = FORMATS[to], used.where, used.recipe
     check_installed(to)
-    path = Path(out) if str(out) else _beside(where, form.suffix)
+    path = path_of("out", out) if str(out) else _beside(where, form.suffix)
     check_target(option("out"), str(path), overwrite, (form.suffix,))
     if form.beside:
         beside = path.with_suffix(form.beside)

@@ -260,8 +260,8 @@ def import_caffe(
     RunError for a missing folder.
     """
     path = path_of("file", file)
-    folder = Path(out or path.stem)
-    if root and not Path(root).is_dir():
+    folder = path_of("out", out or path.stem)
+    if root and not path_of("root", root).is_dir():
         raise RunError(f"{option('root')} {root}: there is no such folder")
     shape = parse_input(input_shape, option("input_shape")) if input_shape else ()
     check_folder(folder, overwrite)

@@ -9,19 +9,21 @@ from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+from torch import nn
 
 from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import check_count
 from firecaffe.api.recipe_argument import network_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.compression.transfer import LINKS, FileTransfer, transfer_of
+from firecaffe.data.dataset import Layout
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.layer_costs import Profile
 from firecaffe.models.network import with_outline
 from firecaffe.models.weights import FCZ
 from firecaffe.planner.layer_traffic import BY_DATA, LayerVolumes, Volumes, volumes_of
-from firecaffe.planner.workload import images_of, input_of, profile_of
+from firecaffe.planner.workload import PROFILED_IMAGES, images_of, input_of, profile_of
 from firecaffe.resume_advice import option
 from firecaffe.training.coded import check_outline, described, with_nets
 
@@ -115,9 +117,31 @@ def profile(
         config,
         num_classes,
         None if shape is None else shape[0],
-        lambda network: profile_of(config, network, images_of(input_CHW), batch_size),
+        lambda network: _layers(config, network, images_of(input_CHW), batch_size),
     )
     return NetworkProfile(layers, transfer)
+
+
+def _layers(config: ModelConfig, network: nn.Module, images: Layout, batch_size: int) -> Profile:
+    """Profile a network. Raises: as `profile_of`; RecipeError that names another batch size."""
+    try:
+        return profile_of(config, network, images, batch_size)
+    except RecipeError as error:
+        if batch_size > 1 or not _takes_several(config, network, images):
+            raise
+        why = " ".join(str(error.__cause__).split())
+        raise RecipeError(
+            f"{option('batch_size')} is 1, which {config.label} does not take ({why}); give "
+            f"{PROFILED_IMAGES} or more"
+        ) from error
+
+
+def _takes_several(config: ModelConfig, network: nn.Module, images: Layout) -> bool:
+    try:
+        profile_of(config, network, images, PROFILED_IMAGES)
+    except RecipeError:
+        return False
+    return True
 
 
 def _in_file(

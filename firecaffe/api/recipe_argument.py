@@ -51,7 +51,7 @@ def parse_input(text: str, word: str) -> tuple[int, int, int]:
     """Parse CxHxW (channels, rows, columns), typed after `word`. Raises RecipeError."""
     try:
         channels, rows, columns = (int(part) for part in text.split("x"))
-    except (ValueError, AttributeError):  # AttributeError: no text
+    except (ValueError, AttributeError, TypeError):  # the last two: no text
         channels = rows = columns = 0
     if min(channels, rows, columns) < 1 or max(channels, rows, columns) > MOST_PIXELS:
         raise RecipeError(

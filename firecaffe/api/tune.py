@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from firecaffe.api.answer import PLAIN, Answer, check_target, numbers_table
-from firecaffe.api.argument_checks import check_count, check_number, commas, paths_of
+from firecaffe.api.argument_checks import check_count, check_number, commas, path_of, paths_of
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.data import check_data
@@ -123,8 +123,8 @@ def tune(
         )
     own = "recipe" if isinstance(recipe, Recipe) else Path(recipe).stem
     stem = f"{name or own}_b{global_batch_size}"
-    folder = Path(out or f"runs/tune-{stem}")
-    path = Path(write) if write else folder / f"{stem}.toml"
+    folder = path_of("out", out or f"runs/tune-{stem}")
+    path = path_of("write", write) if write else folder / f"{stem}.toml"
     check_target(option("write"), str(write), overwrite)
     kinds = commas("solvers", solvers) or checked.solver.type
     asked = TuneRequest(

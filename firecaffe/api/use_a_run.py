@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from firecaffe.api.answer import Answer, check_target
-from firecaffe.api.argument_checks import check_count, paths_of
+from firecaffe.api.argument_checks import check_count, path_of, paths_of
 from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.from_script import from_script
@@ -374,8 +374,8 @@ def _keeper(task: str, out: str | Path, overwrite: bool) -> KeepMask | None:
         raise RecipeError(
             f"the run's task is segmentation; {option('out')} says in which folder masks go"
         )
-    Path(out).mkdir(parents=True, exist_ok=True)
-    return partial(_write_mask, Path(out), overwrite)
+    (folder := path_of("out", out)).mkdir(parents=True, exist_ok=True)
+    return partial(_write_mask, folder, overwrite)
 
 
 def _check_names(paths: Sequence[Path]) -> None:
