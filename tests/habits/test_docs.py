@@ -10,7 +10,7 @@ import inspect
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import cache
 from pkgutil import resolve_name
@@ -35,12 +35,17 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.faults import KINDS
+from firecaffe.gradients.compressors import COMPRESSORS, ONE_BY_ONE
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models import MODELS
 from firecaffe.models.known_networks import OURS
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.refusals import refusals
 from firecaffe.recipe.sections import Recipe, shipped
+from firecaffe.recipe.terms import OF_MANY_LENGTHS, facts_of
+from firecaffe.solvers.optimizer import SOLVERS
+from firecaffe.solvers.rate_policy import POLICIES
 from firecaffe.synchrony.config import MODES
 from firecaffe.synchrony.shares import longest_s, next_shares
 from tests.kit.models_pages import ROOT, page, table, table_of
@@ -269,6 +274,30 @@ def test_every_setting_of_a_recipe_is_listed_with_its_default_and_meaning() -> N
     }
     assert {name: row["default"].strip("`") for name, row in rows.items()} == defaults
     assert all(row["meaning"] for row in rows.values())
+
+
+ROWS: dict[str, Iterable[str]] = {
+    "solver.type": SOLVERS,
+    "solver.lr_policy": POLICIES,
+    "exchange.algorithm": EXCHANGES,
+    "exchange.compressor": COMPRESSORS,
+    "synchrony.mode": MODES,
+}
+
+
+@pytest.mark.parametrize("word", ROWS)
+def test_a_setting_that_names_a_row_says_which_there_are(word: str) -> None:
+    meaning = re.findall(r"\w+", table_of(made("recipe"), "setting")[word]["meaning"])
+    assert set(ROWS[word]) <= set(meaning)
+
+
+def test_codecs_that_a_server_takes_are_named() -> None:
+    words = {"exchange.compressor": "threshold", "synchrony.mode": "asynchronous"}
+    facts = facts_of(Recipe(), words)
+    (row,) = refusals(facts)
+    assert set(re.findall(r"\w+", row.instead)) & set(COMPRESSORS) == set(ONE_BY_ONE)
+    others = set(re.findall(r"\w+", OF_MANY_LENGTHS.text)) & set(COMPRESSORS)
+    assert others == set(COMPRESSORS) - set(ONE_BY_ONE)
 
 
 def test_exit_codes_are_those_of_errors_and_faults() -> None:

@@ -50,8 +50,8 @@ def test_a_policy_s_words(policy: str) -> None:
 def trained(solver: SolverConfig) -> torch.Tensor:
     weight = nn.Parameter(torch.linspace(1, 2, 4).reshape(2, 2))
     optimizer = make_optimizer({"weight": weight}, solver)
-    for step in range(3):
-        weight.grad = weight.detach() * (step + 1)
+    for factor in (1.0, -0.5, 2.0):  # a rule of signs sees what changes its sign
+        weight.grad = weight.detach() * factor
         optimizer.step()
     return weight.detach()
 
