@@ -8,9 +8,10 @@ encoded if the forecast's compressor works with a server. What late gradients co
 not forecast. The band of a run's mode is that of computing and links together.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -32,6 +33,7 @@ from firecaffe.synchrony.config import (
     EVERY_STEP,
     LOCAL,
     MEASURED,
+    SERVED,
     STALE,
     SynchronyConfig,
 )
@@ -209,7 +211,12 @@ class _Workers:
             yield self._local(base)
 
     def own(self) -> PlannedMode:
-        return self._served(self.words.mode) if self.words.is_served else self._local()
+        mode = self.words.mode
+        prices: dict[str, Callable[[], PlannedMode]] = {
+            LOCAL: self._local,
+            **dict.fromkeys(SERVED, partial(self._served, mode)),
+        }
+        return prices[mode]()
 
     def _words(self, name: str, keeper: PlannedKeeper) -> str:
         config, described = self.words, name

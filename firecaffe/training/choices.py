@@ -203,7 +203,8 @@ def make_update(
     run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int = 0
 ) -> EveryRank:
     """Make the update, which is not connected yet. All ranks call it. Raises: RecipeError."""
-    return UPDATES[SHARDS if run.route.to_owners else ALL](run, holding, probe, mesh, delayed)
+    update_at = run.recipe.exchange.update_at if run.route.world_size > 1 else ALL
+    return UPDATES[update_at](run, holding, probe, mesh, delayed)
 
 
 def _served(run: Run, update: EveryRank, sharers: Group, learners: int) -> ModeParts:
