@@ -1,7 +1,8 @@
 """Codecs, and the protocols between compressors and ranks.
 
 A codec's bytes depend only on one row of 256 elements or one parameter tensor of one node, never on
-a bucket, rank or step. So they are the same wherever the node is computed.
+a bucket, rank or step. So they are the same wherever the node is computed. If an element is an
+infinity or a NaN, so is at least one of what is decoded: a training must see it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
