@@ -22,6 +22,9 @@ from firecaffe.caffe.message import Message
 Fill = Callable[[Tensor], None]
 """A function that fills a tensor in place. On the meta device it does nothing."""
 
+LARGEST = 1e38
+"""The largest width of what is drawn; float32 ends at 3.4e38."""
+
 VARIANCE_NORMS = ("FAN_IN", "FAN_OUT", "AVERAGE")
 
 
@@ -103,10 +106,18 @@ def filler(message: Message, default: float = 0.0) -> Fill:
     return FILLERS[kind](message)
 
 
+def _uniform_of(message: Message) -> Fill:
+    low, high = message.number("min", 0.0), message.number("max", 1.0)
+    if not -LARGEST <= low <= high <= LARGEST:
+        raise message.error(f"a uniform filler from {low:g} to {high:g}; expected min below max")
+    return uniform(low, high)
+
+
 def _gaussian_of(message: Message) -> Fill:
-    return gaussian(
-        message.number("std", 1.0), message.number("mean", 0.0), message.integer("sparse", -1)
-    )
+    std = message.number("std", 1.0)
+    if not 0 <= std <= LARGEST:
+        raise message.error(f"std is {std:g}; expected 0 or more", "std")
+    return gaussian(std, message.number("mean", 0.0), message.integer("sparse", -1))
 
 
 def _by_fan(fill: Callable[[Tensor, str], None], message: Message) -> Fill:
@@ -129,7 +140,7 @@ WORDS = ("value", "min", "max", "mean", "std", "sparse", "variance_norm")
 
 FILLERS: dict[str, Callable[[Message], Fill]] = {
     "constant": lambda message: constant(message.number("value", 0.0)),
-    "uniform": lambda message: uniform(message.number("min", 0.0), message.number("max", 1.0)),
+    "uniform": _uniform_of,
     "gaussian": _gaussian_of,
     "xavier": partial(_by_fan, xavier),
     "msra": partial(_by_fan, msra),

@@ -73,6 +73,10 @@ def _make(spec: Spec, one: type[nn.Module], several: type[nn.Module]) -> nn.Modu
         "padding": height_width(spec, "pad", 0),
         "dilation": height_width(spec, "dilation", 1),
     }
+    for name, pair in sizes.items():
+        least = 0 if name == "padding" else 1
+        if min(pair) < least:
+            raise spec.error(f" has a {name} of {shown(pair)}; expected {least} or more")
     has_bias = param.flag("bias_term", True)
     module = unfilled(
         one if len(spec.bottoms) == 1 else several,

@@ -91,6 +91,10 @@ def test_bilinear_interpolates(factor: int) -> None:
     ("words", "part"),
     [
         ('type: "orthogonal"', 'no filler "orthogonal"; known: constant'),
+        ('type: "gaussian" std: -1', "std is -1; expected 0 or more"),
+        ('type: "gaussian" std: nan', "std is nan"),
+        ('type: "uniform" min: 1 max: -1', "from 1 to -1"),
+        ('type: "uniform" max: 1e39', "to 1e\\+39"),
         ('type: "xavier" variance_norm: 7', "expected one of FAN_IN"),
         ('type: "bilinear"', "square filters; found weights of"),
     ],
