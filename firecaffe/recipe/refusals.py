@@ -52,6 +52,11 @@ from firecaffe.solvers.config import (
 
 _DATA = (
     Refusal(
+        (on("validation_set"), on("data.hold_out")),
+        "each gives the samples for validation",
+        "leave one of them out",
+    ),
+    Refusal(
         (any_of(on("data.hold_out"), on("data.balance")), is_("data.order", "shards")),
         "what is left of a shard, or drawn by weights, does not lie together",
         "take data.order = samples",

@@ -28,6 +28,7 @@ Facts = Mapping[str, Any]
 GIVEN: dict[str, Any] = {
     "comm_hook": False,
     "model": False,
+    "validation_set": False,
     "workers": 1,
     "hosts": 1,
     "gpus": False,
@@ -52,6 +53,7 @@ SAID = {
     "gpus": "workers on GPUs",
     "comm_hook": "comm_hook",
     "model": "a model that is given in Python",
+    "validation_set": "validation_set",
     "system": "ranks on {}",
 }
 """Names of the facts outside a recipe, with their values."""

@@ -59,7 +59,11 @@ class Parts:
     @property
     def beside_recipe(self) -> dict[str, Any]:
         """Facts about these parts that the check of a recipe needs."""
-        return {"comm_hook": self.comm_hook is not None, "model": self.model is not None}
+        return {
+            "comm_hook": self.comm_hook is not None,
+            "model": self.model is not None,
+            "validation_set": self.validation is not None,
+        }
 
     @property
     def are_named(self) -> bool:
@@ -145,11 +149,6 @@ def open_parts(recipe: Recipe, parts: Parts) -> Data:
         raise DataError("train_set and test_set come together; one of them is missing")
     check_words(recipe.data)
     validation = parts.validation
-    if validation is not None and recipe.data.hold_out:
-        raise RecipeError(
-            f"validation_set is given, and data.hold_out is {recipe.data.hold_out:g}, which holds "
-            "out samples of train_set instead; leave one of them out"
-        )
     data_parts = DataParts(
         check_own("train_set", parts.train),
         check_own("test_set", parts.test),

@@ -206,7 +206,7 @@ OTHERS: Misuses = {
     ),
     "two kinds of validation": (
         {"validation_set": Own(), "recipe": recipe_with("data.hold_out=0.2")},
-        ["validation_set", "data.hold_out is 0.2"],
+        ["validation_set", "data.hold_out = 0.2"],
     ),
     "labels in rows": (
         {"train_set": (PAIRS[0], LABELS[:, None]), "test_set": (PAIRS[0], LABELS[:, None])},
