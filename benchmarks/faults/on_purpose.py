@@ -233,6 +233,9 @@ class _CutFiles:
     def name(self, info: ShardInfo) -> str:
         return self.files.name(info)
 
+    def renew(self, info: ShardInfo) -> None:
+        self.files.renew(info)
+
 
 def _truncate_shards(batches: TrainBatches, _: Injection) -> None:
     dataset = batches.batches.dataset if isinstance(batches, BatchesAhead) else None

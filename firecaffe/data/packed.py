@@ -2,9 +2,11 @@
 
 import json
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from itertools import accumulate, chain
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +25,8 @@ from firecaffe.data.shard_files import ShardFiles, read_text
 from firecaffe.errors import DataError
 from firecaffe.schema import Positive, decoded
 from firecaffe.user_code import shown
+
+T = TypeVar("T")
 
 LIST = "dataset.json"
 MOST_LIST_BYTES = 100_000_000
@@ -117,7 +121,8 @@ class PackedPart:
 
     def _read_index(self, shard: int) -> ShardIndex:
         info, files = self.infos[shard], self.files
-        index = read_index(partial(files.read, info), files.name(info), info.num_bytes)
+        read = partial(read_index, partial(files.read, info), files.name(info), info.num_bytes)
+        index = self._read_again(info, read)
         if (len(index), index.kind, index.shape) != (info.count, self.kind, self.shape):
             raise DataError(
                 f"{files.name(info)}: holds {len(index)} samples of {index.kind} "
@@ -153,8 +158,16 @@ class PackedPart:
     def read(self, sample: int) -> bytes:
         """Read one sample. Raises DataError if its bytes are not those that were packed."""
         shard, number = self.place(sample)
-        read = partial(self.files.read, self.infos[shard])
-        return read_sample(read, self._index(shard), number, self.name(sample))
+        info, index = self.infos[shard], self._index(shard)
+        read = partial(self.files.read, info)
+        return self._read_again(info, partial(read_sample, read, index, number, self.name(sample)))
+
+    def _read_again(self, info: ShardInfo, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except DataError:  # perhaps of a cache's copy alone, which only this host has
+            self.files.renew(info)
+            return read()
 
     def image_bytes(self) -> float:
         return sum(info.num_bytes for info in self.infos) / len(self)

@@ -8,7 +8,8 @@ cache fetches a shard whole at its first sample, checks its digest, and deletes 
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +37,9 @@ class ShardFiles(Protocol):
     def size(self, info: ShardInfo) -> int: ...
 
     def name(self, info: ShardInfo) -> str: ...
+
+    def renew(self, info: ShardInfo) -> None:
+        """Delete a copy that is not what was packed, if there are copies."""
 
 
 def is_remote(root: str) -> bool:
@@ -94,6 +98,8 @@ class LocalFiles:
         with reading(self.name(info)):
             return os.stat(self.name(info)).st_size
 
+    def renew(self, info: ShardInfo) -> None: ...
+
     def copy(self, info: ShardInfo, to: Path) -> None:
         try:
             shutil.copyfile(self.name(info), to)
@@ -131,6 +137,8 @@ class RemoteFiles:
     def size(self, info: ShardInfo) -> int:
         return int(self._tried(lambda: self._system.size(f"{self._path}/{info.file}")))
 
+    def renew(self, info: ShardInfo) -> None: ...
+
     def copy(self, info: ShardInfo, to: Path) -> None:
         self._tried(lambda: self._system.get_file(f"{self._path}/{info.file}", str(to)))
 
@@ -161,21 +169,33 @@ class CachedFiles:
 
     def size(self, info: ShardInfo) -> int:
         try:
-            return (self.folder / _copy_of(info)).stat().st_size
+            size = (self.folder / _copy_of(info)).stat().st_size
         except OSError:
             return self.source.size(info)
+        return size if size == info.num_bytes else self.source.size(info)
 
-    def _fetch_and_read(self, info: ShardInfo, copy: Path, start: int, length: int) -> bytes:
+    def renew(self, info: ShardInfo) -> None:
+        copy = self.folder / _copy_of(info)
+        with self._alone():
+            if copy.exists() and sha256_of(copy) != info.sha256:
+                copy.unlink()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(self.folder / "lock", "a", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not copy.exists():  # no other process fetched it while this one waited
-                    self._fetch(info, copy)
-                # Under the lock still, so that no process deletes the copy before it is read.
-                return _pread(copy, start, length)
+                yield
         except OSError as error:
             raise DataError(f"data.cache {self.folder}: {error.strerror or error}") from error
+
+    def _fetch_and_read(self, info: ShardInfo, copy: Path, start: int, length: int) -> bytes:
+        with self._alone():
+            if not copy.exists():  # no other process fetched it while this one waited
+                self._fetch(info, copy)
+            # Under the lock still, so that no process deletes the copy before it is read.
+            return _pread(copy, start, length)
 
     def _fetch(self, info: ShardInfo, copy: Path) -> None:
         self._make_room(info.num_bytes)

@@ -1,7 +1,9 @@
 """The shard format, and where shards are read from: far away, from a cache, by many threads."""
 
 import json
+import os
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import pairwise
@@ -178,6 +180,27 @@ def test_a_cache_deletes_nothing_but_its_copies(packed: Path) -> None:
     assert [part.read(number) for number in range(30)] == [here.read(n) for n in range(30)]
     after = {path.name: path.read_bytes() for path in packed.iterdir()}
     assert before.items() <= after.items()
+
+
+def zeroed(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("damage", [zeroed, lambda p: flip(p, 60), lambda p: os.truncate(p, 100)])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_damaged_copy_is_fetched_again(
+    packed: Path, tmp_path: Path, damage: Callable[[Path], None], is_open: bool
+) -> None:
+    """Its data set is whole: other images must not stand in for it, on this host alone."""
+    files = open_files(str(packed), str(tmp_path / "cache"))
+    part = PackedPart(read_list(str(packed)), "train", files)
+    here = part_of(packed)
+    samples = [part.read(number) for number in range(30)]
+    for copy in (tmp_path / "cache").glob("*.shard"):
+        damage(copy)
+    if not is_open:
+        part = PackedPart(read_list(str(packed)), "train", files)
+    assert [part.read(number) for number in range(30)] == samples == [*map(here.read, range(30))]
 
 
 READS_ALL = """
