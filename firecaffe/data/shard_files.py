@@ -222,7 +222,8 @@ class CachedFiles:
         sizes = {path: path.stat().st_size for _, path in copies}
         held = sum(sizes.values())
         disk = shutil.disk_usage(self.folder)
-        limit = self.limit_bytes or held + disk.free - int(FREE_SHARE * disk.total)
+        room = max(0, held + disk.free - int(FREE_SHARE * disk.total))
+        limit = self.limit_bytes or room
         if num_bytes > limit:
             raise DataError(
                 f"data.cache {self.folder}: a shard of {num_bytes / 1e6:.4g} MB does not fit "

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -180,6 +181,15 @@ def test_a_cache_deletes_nothing_but_its_copies(packed: Path) -> None:
     assert [part.read(number) for number in range(30)] == [here.read(n) for n in range(30)]
     after = {path.name: path.read_bytes() for path in packed.iterdir()}
     assert before.items() <= after.items()
+
+
+def test_no_room_on_a_nearly_full_disk_is_none(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**9, free=10**7))
+    files = open_files(str(packed), str(tmp_path / "cache"))
+    with pytest.raises(DataError, match="does not fit 0 MB"):
+        PackedPart(read_list(str(packed)), "train", files).read(0)
 
 
 def zeroed(path: Path) -> None:
