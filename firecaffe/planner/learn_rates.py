@@ -72,7 +72,7 @@ UNKNOWN_FLOPS = 1e9
 
 @dataclass(frozen=True)
 class RateRow:
-    devices: Some
+    devices: Annotated[int, Meta(ge=1, le=1_000_000)]
     per_s: Rate
     """Samples a second of all devices together."""
     batch: Number = 0
@@ -89,7 +89,7 @@ class RatedTraining:
     args: dict[str, Any] = field(default_factory=dict, hash=False)
     parameters: Amount = 0.0
     """The number of parameters of a network that is not ours."""
-    layers: Number = 0
+    layers: Annotated[int, Meta(ge=0, le=100_000)] = 0
     precision: str = "fp32"
     channels_last: bool = False
     exchange: str = NATIVE

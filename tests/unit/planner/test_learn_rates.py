@@ -155,6 +155,8 @@ def test_gradients_of_two_bytes_travel_in_half_the_time() -> None:
         ('model = "resnet50"', 'model = "x"\nparameters = -1.0\nlayers = 2', "parameters"),
         ('cluster = "dgx1-p100"', 'cluster = "none.toml"', "none.toml"),
         ("per_s = 219.0", "per_s = -1.0", "per_s"),
+        ("devices = 8", "devices = 10000000", "devices"),
+        ('model = "resnet50"', 'model = "x"\nparameters = 1e6\nlayers = 10000000', "layers"),
         ("[[trainings]]", "[[trainings", "TOML"),
     ],
 )
