@@ -29,6 +29,7 @@ from firecaffe.training.checks import preflight
 from firecaffe.training.load import check_named
 from firecaffe.training.verification import Verified, verify_run
 from firecaffe.training.verification import replay as replay_run
+from firecaffe.value_checks import MOST_STEPS
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,8 @@ def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
     matches = {name: _layout(name) for name in text.split(",")}
     if is_whole and not in_shards:
         raise RecipeError(
-            f"{option('layouts')}: the recipe splits no layer and names "
-            "no stages; say parallel.split, "
-            "parallel.scheme one_weird_trick, parallel.stages, or exchange.update_at shards"
+            f"{option('layouts')}: the recipe splits no layer and names no stages; say parallel."
+            "split, parallel.scheme one_weird_trick, parallel.stages, or exchange.update_at shards"
         )
     twins: dict[str, Twin] = {}
     for name, match in matches.items():
@@ -149,17 +149,15 @@ def _over(config: ParallelConfig, kind: str | None, data: int, size: int) -> Par
         return parallel
     if kind is not None and not config.is_split:
         raise RecipeError(
-            f"{option('layouts')} has {kind}, but the recipe has "
-            "parallel.stages and splits no layer; say "
-            "stages=K"
+            f"{option('layouts')} has {kind}, but the recipe has parallel.stages and splits no "
+            "layer; say stages=K"
         )
     if kind is not None:
         parallel = dataclasses.replace(parallel, scheme=SCHEMES[kind])
     if not parallel.is_split:
         raise RecipeError(
-            f"{option('layouts')}: parallel.split does not say which "
-            "layers are split, and one_weird_trick's "
-            "own choice is for trick alone; say parallel.split"
+            f"{option('layouts')}: parallel.split does not say which layers are split, and "
+            "one_weird_trick's own choice is for trick alone; say parallel.split"
         )
     return parallel
 
@@ -242,6 +240,8 @@ def verify(
     argument, or a mode of synchrony whose results depend on the number of workers.
     """
     check_count("steps", steps, 1)
+    if steps > MOST_STEPS:
+        raise RecipeError(f"{option('steps')} is {steps}; it must be at most {MOST_STEPS:,}")
     if isinstance(recipe, str | Path) and Path(recipe).is_dir():
         if nproc_per_node is not None:
             raise RecipeError(

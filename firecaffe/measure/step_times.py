@@ -206,7 +206,7 @@ def dataset_of(recipe: CheckedRecipe, least: int) -> Dataset:
 
 
 OPERATIONS = {
-    "convolution": r"conv|mkldnn_|cudnn_conv",
+    "convolution": r"conv",
     "fully connected": r"addmm|::mm\b|linear|matmul|bmm",
     "pooling": r"pool",
     "normalization": r"norm",

@@ -142,6 +142,7 @@ MISTAKES = {
     "plan()": ("RecipeError", "model"),
     "plan('small.toml', workers='one')": ("RecipeError", "workers"),
     "verify('small.toml', steps=0)": ("RecipeError", "steps"),
+    "verify('small.toml', steps=10**11)": ("RecipeError", "steps is"),
     "verify('run', nproc_per_node=[1, 2])": ("RecipeError", "nproc_per_node"),
     "check(nproc_per_node=0)": ("RecipeError", "nproc_per_node"),
     "check(device='gpu')": ("RecipeError", "device"),

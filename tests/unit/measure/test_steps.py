@@ -15,7 +15,7 @@ from firecaffe.inventory.findings import MEAN
 from firecaffe.measure import step_times as measured_step
 from firecaffe.measure.found_cluster import calibrated
 from firecaffe.measure.ranks_and_links import inventory_of
-from firecaffe.measure.step_times import StepTimes
+from firecaffe.measure.step_times import OPERATIONS, OTHER, StepTimes, type_of
 from firecaffe.models import build_model
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.compute_time import correction, micro_batch
@@ -89,6 +89,20 @@ def test_the_overhead_of_a_call_has_no_copies_of_gradients_in_it() -> None:
     # A forecast still takes as long as what was measured.
     plain_s = micro_batch(work, replace(found, measured=()), 8).compute_s
     assert correction(work, found, 8) * plain_s == pytest.approx(seconds[0])
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        ("aten::mkldnn_convolution", "convolution"),
+        ("aten::convolution_backward", "convolution"),
+        ("aten::mkldnn_linear", "fully connected"),
+        ("aten::mkldnn_rnn_layer", OTHER),
+        ("aten::mkldnn_rnn_layer_backward", OTHER),
+    ],
+)
+def test_operations_of_onednn_are_of_their_layers(operation: str, kind: str) -> None:
+    assert type_of(operation, OPERATIONS) == kind
 
 
 UNUSUAL = "benchmarks.training.unusual.cases:"
