@@ -16,7 +16,7 @@ from rich.console import Console
 from firecaffe.api.answer import make_console, numbers_table, write_cluster
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.shared_options import NAME, add_cluster_file, cluster_to_write, network_words
-from firecaffe.errors import MemoryFullError, RecipeError
+from firecaffe.errors import FirecaffeError, MemoryFullError, RecipeError
 
 if TYPE_CHECKING:
     from firecaffe.cluster.world import World
@@ -149,6 +149,7 @@ def _time(recipe: CheckedRecipe, world: World, size: int, seconds: float) -> Ste
     import torch
 
     from firecaffe.measure.step_times import time_steps
+    from firecaffe.user_code import failed
 
     try:
         return time_steps(recipe, world.device, size, seconds)
@@ -156,6 +157,10 @@ def _time(recipe: CheckedRecipe, world: World, size: int, seconds: float) -> Ste
         raise MemoryFullError(
             f"a micro-batch of {size} does not fit {world.device}; take smaller --sizes"
         ) from error
+    except FirecaffeError:
+        raise
+    except Exception as error:  # as BatchNorm's of a single sample
+        raise failed(f"--sizes has {size}; a step of {recipe.model.label}", error) from error
 
 
 def _show(

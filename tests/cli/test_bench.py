@@ -5,6 +5,7 @@ import json
 import os
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from firecaffe.cli import main
+from firecaffe.errors import OwnCodeError
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, ring
 from firecaffe.exchange.schedule import Schedule, from_rounds
 from firecaffe.transport.link import measure_link
@@ -256,3 +258,14 @@ def test_refuses_in_one_line_before_any_rank_is_started(
     assert line.startswith("firecaffe: ")
     for part in parts:
         assert part in line
+
+
+def test_a_size_that_a_network_does_not_take_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "norm.py"
+    layers = "nn.Flatten(), nn.Linear(784, 10), nn.BatchNorm1d(10)"
+    path.write_text(f"from torch import nn\n\ndef net():\n    return nn.Sequential({layers})\n")
+    words = ["bench", "step", "--model", f"{path}:net", "--input", "1x28x28"]
+    assert main([*words, "--sizes", "1", "--seconds", "0"]) == OwnCodeError.exit_code
+    assert "--sizes has 1" in capsys.readouterr().err
