@@ -89,7 +89,7 @@ def _refuse(word: str, frozen: set[str], would: str = "") -> None:
         layer = _layer(min(frozen))
         also = f", {would.format(layer)}" if would else ""
         raise RecipeError(
-            f"{word} matches {layer}, which model.freeze keeps from training; leave it out of the "
+            f"{word} matches {layer}, which is frozen and not trained; leave it out of the "
             f"pattern{also}"
         )
 

@@ -28,7 +28,7 @@ CASES = [
     ),
     (
         '[share]\nbits = { "*" = 4 }\n[model]\nfreeze = ["head.*"]',
-        "share.bits matches head, which model.freeze keeps from training; leave it out of the ",
+        "share.bits matches head, which is frozen and not trained; leave it out of the ",
     ),
 ]
 
