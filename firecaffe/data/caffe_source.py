@@ -2,7 +2,7 @@
 layers of each phase are a data set.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from os.path import exists
 
@@ -103,10 +103,16 @@ def open_caffe(config: DataConfig) -> DataParts:
 
     Raises RecipeError for invalid data layers or settings, DataError for missing or damaged files.
     """
-    net, layers, test_layers = _opened(config)
+    net, _ = current(text.read(caffe_file("data.name", config.name)))
+    return open_phases({phase: layers_of(net, phase) for phase in (TRAIN, TEST)}, config)
+
+
+def open_phases(phases: Mapping[str, Sequence[Message]], config: DataConfig) -> DataParts:
+    """Open the samples of each phase's layers, which are read already. Raises: as `open_caffe`."""
+    layers, test_layers = (_understood(phases[phase]) for phase in (TRAIN, TEST))
     if not layers:
         raise RecipeError(
-            f"data.name is {config.name!r}, but {net.where} has no data layer in its TRAIN phase; "
+            f"data.name is {config.name!r}, which has no data layer in its TRAIN phase; "
             "expected Data, ImageData or HDF5Data"
         )
     train = _set(layers, TRAIN, config)
@@ -129,10 +135,15 @@ def open_caffe_test(config: DataConfig) -> TestPart | None:
 
 def _opened(config: DataConfig) -> tuple[Message, list[DataLayer], list[DataLayer]]:
     net, _ = current(text.read(caffe_file("data.name", config.name)))
-    layers = [data_layers(layers_of(net, phase)) for phase in (TRAIN, TEST)]
-    for layer in (*layers[0], *layers[1]):
+    layers, test_layers = (_understood(layers_of(net, phase)) for phase in (TRAIN, TEST))
+    return net, layers, test_layers
+
+
+def _understood(messages: Sequence[Message]) -> list[DataLayer]:
+    layers = data_layers(messages)
+    for layer in layers:
         check_understood(layer)
-    return net, layers[0], layers[1]
+    return layers
 
 
 def is_there(layer: DataLayer, home: str = "") -> bool:

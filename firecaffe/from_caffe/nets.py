@@ -13,12 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from firecaffe.caffe import text
 from firecaffe.caffe.graph import PHASES, layers_of, shapes_of
+from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import CaffeError, Field, Message, Word
 from firecaffe.caffe.text import as_text
 from firecaffe.caffe.upgrade import current
-from firecaffe.data import open_data
 from firecaffe.data.caffe_layers import CONVERT, OF_A_PROGRAM, data_layers
+from firecaffe.data.caffe_source import open_phases
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Layout
 from firecaffe.errors import DataError, RecipeError
@@ -236,11 +237,18 @@ class NetSamples:
 
 
 def sources_of(layers: Iterable[Message]) -> list[Message]:
-    return [layer for layer in layers if not layer.has("bottom") and layer.has("top")]
+    return [
+        layer
+        for layer in layers
+        if not layer.has("bottom") and layer.has("top") and layer.text("type") not in LAYERS
+    ]
 
 
-def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Report) -> NetSamples:
+def read_samples(
+    file: NetFile, phases: Phases, root: str, given: Shape, report: Report
+) -> NetSamples:
     """Read both phases' samples. Raises CaffeError on an invalid data layer or unknown shape."""
+    path, net = str(file.path), file.net
     sources = {phase: sources_of(layers) for phase, layers in phases.items()}
     first = (sources["TRAIN"] or sources["TEST"])[:1]
     if not first:
@@ -253,7 +261,7 @@ def read_samples(path: str, phases: Phases, root: str, given: Shape, report: Rep
     shapes = _guessed(sources)
     if are_named and not missing:
         try:
-            shapes |= _of_data(path, files, sources["TRAIN"])
+            shapes |= _of_data(path, files, net, sources["TRAIN"])
         except CaffeError:
             raise
         except (DataError, RecipeError) as error:
@@ -341,9 +349,11 @@ def _guessed(sources: Phases) -> dict[str, Shape]:
     }
 
 
-def _of_data(path: str, root: str, sources: Sequence[Message]) -> dict[str, Shape]:
-    data = open_data(DataConfig(name=f"{CAFFE}{path}", path=root))
-    layout = data.layout or Layout.of(data.train.batch(torch.tensor([0])))
+def _of_data(path: str, root: str, net: Message, sources: Sequence[Message]) -> dict[str, Shape]:
+    # Layers of the file at `path` may be others: stages choose, and a net may be in the solver.
+    phases = {phase: layers_of(net, phase) for phase in PHASES}
+    data = open_phases(phases, DataConfig(name=f"{CAFFE}{path}", path=root))
+    layout = Layout.of(data.train.batch(torch.tensor([0])))
     tops = [top for layer in sources for top in layer.texts("top")]
     leaves = tree_leaves((layout.inputs, layout.targets))
     return dict(zip(tops, (leaf.shape for leaf in leaves), strict=False))

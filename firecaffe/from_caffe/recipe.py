@@ -106,7 +106,7 @@ def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -
             notes = report.needed if phase == "TRAIN" else report.changed
             what = f"{phase} has no data layer, so the network is the other phase's in both"
             notes.append(file.note(what))
-    samples = nets.read_samples(str(file.path), phases, asked.root, asked.input_shape, report)
+    samples = nets.read_samples(file, phases, asked.root, asked.input_shape, report)
     described = net_settings.describe(file.net, phases, samples, has_decay, report)
     what = f"{described.num_parameters:,} parameters"
     if described.losses:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from firecaffe.caffe import text
 from firecaffe.caffe.graph import layers_of
@@ -192,6 +193,10 @@ CROP = (
     'layer { name: "crop" type: "Crop" bottom: "data" bottom: "other" top: "crop" '
     "crop_param { axis: 0 offset: 0 } }"
 )
+PARAMETER = """
+layer { name: "p" type: "Parameter" top: "p" parameter_param { shape { dim: 3 } } }
+layer { name: "b" type: "Bias" bottom: "data" bottom: "p" top: "b" }
+"""
 TEST = "include { phase: TEST }"
 WINDOWS = data("window_data_param { batch_size: 2 }", "WindowData")
 
@@ -204,6 +209,7 @@ NOTES = {
     "dummies": (data(DUMMY, "DummyData") + CONV % "", "", "holds no samples"),
     "windows": (WINDOWS + CONV % "", "WindowData", ""),
     "batches of inputs": (INPUT + SECOND + CROP, "", ""),
+    "a parameter": (INPUT + PARAMETER, "", ""),
     "no data to train": (database("no/such", more=TEST) + CONV % "", "", "TRAIN has no data layer"),
     "data to test": (database("there", more=TEST) + CONV % "", "", "no data layer in its TRAIN"),
 }
@@ -217,6 +223,30 @@ def test_what_is_left_out_or_needed(name: str, tmp_path: Path) -> None:
     assert bool(report.left_out) == bool(left_out)
     assert left_out in lines(report.left_out)
     assert needed in lines(report.needed)
+
+
+def images_of(side: int, stage: str, folder: Path) -> str:
+    """A data layer of one image, for a stage."""
+    Image.new("L", (side, side), 99).save(folder / f"{stage}.png")
+    (folder / f"{stage}.txt").write_text(f"{stage}.png 0\n")
+    words = f'source: "{stage}.txt" batch_size: 2 is_color: false'
+    layer = f'name: "d" type: "ImageData" top: "data" image_data_param {{ {words} }}'
+    return f'layer {{ {layer} include {{ stage: "{stage}" }} }}\n'
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_samples_are_of_the_data_layers_that_the_solver_chooses(
+    tmp_path: Path, inside: bool
+) -> None:
+    nets = images_of(6, "small", tmp_path) + images_of(9, "large", tmp_path) + CONV % ""
+    (tmp_path / "net.prototxt").write_text(nets)
+    net = f"net_param {{ {nets} }}" if inside else 'net: "net.prototxt"'
+    states = 'train_state { stage: "large" } test_state { stage: "large" }'
+    solver = tmp_path / "solver.prototxt"
+    solver.write_text(f'{net} base_lr: 1 lr_policy: "fixed" max_iter: 3 {states}')
+    imported = read(solver, ImportRequest(folder=str(tmp_path / "out")))
+    assert imported.sections["model"]["args"] == {"input_CHW": [1, 9, 9]}
+    assert "cannot be read" not in lines(imported.report.needed)
 
 
 def batch_of(size: int) -> str:
