@@ -208,9 +208,9 @@ def _check_not_overwritten(graph: Graph, parts: Judged) -> None:
 
 def _tie(train: Assembled, test: Assembled) -> None:
     """Give a layer that is in the file once per phase one set of weights."""
-    by_name = {call.step.layer.text("name"): call for call in train.calls}
+    by_name = {call.step.name: call for call in train.calls}  # the n-th of a name with the n-th
     for call in test.calls:
-        other = by_name.get(call.step.layer.text("name"))
+        other = by_name.get(call.step.name)
         if other is None or other.module == call.module:
             continue
         module, trained = test.modules[call.module], train.modules[other.module]

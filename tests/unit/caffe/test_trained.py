@@ -1,5 +1,7 @@
 """What a recipe trains out of a net: what needs no labels, in two phases over the same weights."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch.utils._pytree import tree_map
@@ -128,3 +130,15 @@ def test_it_is_exported_for_any_batch() -> None:
     batch = torch.export.Dim("batch")
     exported = torch.export.export(net, (images(),), dynamic_shapes=({0: batch},))
     torch.testing.assert_close(exported.module()(images(5)), net(images(5)))
+
+
+@pytest.mark.parametrize("name", ["ip", ""])
+def test_layers_of_one_name_have_weights_of_their_own(name: str) -> None:
+    """The n-th of TRAIN is the n-th of TEST, if the file has them once or once per phase."""
+    body = "".join(full(top, bottom) for bottom, top in pairwise(("data", *"acdb")))
+    for top in ("c", "d"):
+        body = body.replace(f'name: "{top}"', f'name: "{name}"')
+    phases = [body.replace("type:", f"{phase} type:") for phase in (IN_TRAIN, IN_TEST)]
+    for net in (made(DATA + body + LOSS), made(DATA + "".join(phases) + LOSS)):
+        assert len(list(net.parameters())) == 8
+        torch.testing.assert_close(net.train()(images()), net.eval()(images()))
