@@ -25,6 +25,8 @@ NOTES = (
     "--plot needs matplotlib: pip install 'firecaffe[plot]'.",
 )
 
+INSTEAD = "; firecaffe compress RUN/recipe.toml --model.weights RUN takes other words"
+
 
 def make_parser() -> Parser:
     parser = Parser(
@@ -82,7 +84,7 @@ def main(argv: list[str]) -> int:
         check_weights(run, options.recipe)
         options.out = options.out or options.recipe.with_suffix(SUFFIX).name
     else:
-        typed = parse_run(parser, argv)
+        typed = parse_run(parser, argv, instead=INSTEAD)
         run, options, of_run = typed.where, typed.options, {"replace": typed.replaced}
     answer = compress(run, **parser.arguments(options), **of_run)
     show(answer, options.json)

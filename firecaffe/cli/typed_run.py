@@ -37,13 +37,17 @@ class OfRun:
         return {word: values[word] for word in self.words}
 
 
-def parse_run(parser: Parser, argv: list[str], takes_files: bool = False) -> OfRun:
+def parse_run(
+    parser: Parser, argv: list[str], takes_files: bool = False, instead: str = ""
+) -> OfRun:
     """Read `RUN|NET.fcz [FILE…] [--trust-code] [--section.word value …]`.
 
+    `instead` follows the reason why a word has no effect, and says what takes it.
     Code that the run or the file names is not trusted, unless the command line says so. Raises
     RecipeError for a wrong line; RunError for a missing run; CheckpointError for a damaged .fcz.
     """
-    parser.instead |= {word: TRAINED for word in flatten(Recipe()) if not word.startswith(USED)}
+    trained = [word for word in flatten(Recipe()) if not word.startswith(USED)]
+    parser.instead = dict.fromkeys(trained, TRAINED + instead) | parser.instead
     line = parser.read(argv)
     if not line.positionals or (len(line.positionals) > 1 and not takes_files):
         given = " and ".join(line.positionals) or "none"

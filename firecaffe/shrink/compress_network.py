@@ -23,6 +23,7 @@ from torch import nn
 
 from firecaffe.cluster.world import World
 from firecaffe.compression.fcz import TensorReport
+from firecaffe.compression.fcz.network_file import outline_of
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT, seconds
 from firecaffe.data import Data, check_data
 from firecaffe.errors import OwnCodeError, RecipeError, RunError
@@ -51,6 +52,7 @@ from firecaffe.shrink.layer_sizes import LayerSensitivity, choose, layers_of, me
 from firecaffe.shrink.pruning_rounds import Attempt, Target, best_of, next_aim, rounds_of
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.training.checks import preflight
+from firecaffe.training.coded import tensors_of
 from firecaffe.training.load import find_weights
 from firecaffe.training.trial import LOCK, working_in
 
@@ -97,6 +99,8 @@ def plan_compression(asked: CompressRequest) -> Data:
             "none; compress a run that was trained with data.hold_out, as 0.1"
         )
     network = trained_network(asked.recipe, data)
+    for name, values in tensors_of(network).items():
+        outline_of(name, values)  # a file can hold it
     if asked.target is not None:
         _check_target(
             asked.target, asked.scheme, sum(parameter.numel() for parameter in network.parameters())

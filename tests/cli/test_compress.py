@@ -267,7 +267,7 @@ ROUND = '[[rounds]]\n[rounds.prune]\nkeep = {{ "{pattern}" = {keep} }}\n'
         (["--plot", "x.gif"], 2, "--plot is x.gif; it must end in .png or .html"),
         (["--nproc-per-node", "0"], 2, "--nproc-per-node is 0; it must be at least 1"),
         (["--nproc-per-node", "5"], 2, "5 ranks but only 4 micro-batches"),
-        (["--solver.base_lr", "1"], 2, "has no effect on compress: the run is trained already"),
+        (["--solver.base_lr", "1"], 2, "RUN/recipe.toml --model.weights RUN takes other words"),
         (["--best"], 2, "checkpoint.best = true and train.eval_every"),
         (
             ["--scheme", "low.toml"],

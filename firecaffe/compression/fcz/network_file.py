@@ -306,7 +306,7 @@ def write(
     """
     if code not in CODES:
         raise RecipeError(f"code is {code!r}; expected one of {', '.join(CODES)}")
-    outlines = [_outline(name, array) for name, array in tensors.items()]
+    outlines = [outline_of(name, array) for name, array in tensors.items()]
     if len(outlines) > MOST_TENSORS:
         raise RecipeError(f"{len(outlines)} tensors; a .fcz file has at most {MOST_TENSORS}")
     path = Path(path)
@@ -388,7 +388,7 @@ def _write_positions(
     return view if view.distance else None
 
 
-def _outline(name: str, array: NDArray[Any]) -> Outline:
+def outline_of(name: str, array: NDArray[Any]) -> Outline:
     dtype = array.dtype.newbyteorder("=").name
     if dtype not in DTYPES:
         raise RecipeError(f"{name} is of {array.dtype}; a .fcz file has {', '.join(DTYPES)}")

@@ -5,17 +5,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from firecaffe.compression.fcz import read
+from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.attempt import ranks_of, with_ranks, write_network, write_start
-from firecaffe.shrink.scheme import Scheme
+from firecaffe.shrink.compress_network import CompressRequest, plan_compression
+from firecaffe.shrink.scheme import Scheme, find_scheme
 from firecaffe.training.given_parts import NOTHING
 from firecaffe.training.load import Trained
+from tests.kit.models_refused import refused
 
 
 def network() -> nn.Sequential:
@@ -110,3 +113,19 @@ def test_normalization_is_folded_if_asked(tmp_path: Path, normalization: str) ->
     assert bool(found["1.running_mean"].any()) == (normalization == "keep")
     network.load_state_dict({name: torch.from_numpy(each) for name, each in found.items()})
     assert torch.allclose(network(inputs), before, atol=1e-6)
+
+
+class Half(nn.Sequential):
+    def __init__(self, num_classes: int, in_channels: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(in_channels * 28 * 28, num_classes))
+        self.register_buffer("narrow", torch.ones(3, dtype=torch.bfloat16))
+
+
+def test_a_type_that_a_file_has_not_is_said_before_the_rounds(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.safetensors"
+    save_file(Half(10, 1).state_dict(), weights)
+    model = ModelConfig(f"{__name__}:Half", weights=str(weights))
+    recipe = Recipe(model=model, data=DataConfig("generated"))
+    asked = CompressRequest(recipe, find_scheme("best"), None, tmp_path / "x.fcz", 1)
+    with refused(RecipeError, ["narrow", "bfloat16"]):
+        plan_compression(asked)
