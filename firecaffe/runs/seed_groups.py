@@ -8,6 +8,7 @@ each.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -299,6 +300,8 @@ def _why_no_speedup(
             return f"{name} ran under the simulated clock, in one process"
         if not times[index]:
             name = groups[index].names[0]
+            if any(map(_goes_on, groups[index].runs)):
+                return f"{name} goes on from another run, whose time it does not have"
             if target is None:
                 return f"{name} has no rate"
             return f"{name} did not reach {groups[0].first.measure.shown(target)}"
@@ -323,10 +326,16 @@ def _times(group: RunGroup, target: float | None) -> list[float]:
         times = [time_s for time_s in reached if time_s]
         return times if len(times) == len(reached) else []
     rates = [run.result["images_per_s"] for run in group.runs]
-    if not all(rates):
+    if not all(rates) or any(map(_goes_on, group.runs)):
         return []
     times = [trained_samples(run) / rate for run, rate in zip(group.runs, rates, strict=True)]
     return times if min(times) > 0 else []
+
+
+def _goes_on(run: TableRun) -> bool:
+    # A restart of the same run names its own folder.
+    begun = run.result.get("resumed_from") or ""
+    return bool(begun) and Path(begun).name != run.folder.name
 
 
 def _unequal(baseline: RunGroup, group: RunGroup, target: float | None) -> list[str]:

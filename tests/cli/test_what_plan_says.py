@@ -77,6 +77,11 @@ def test_a_tenth_more_workers_bring_what_a_plan_of_them_says(named: list[str]) -
     assert f"bring {rates[1] / rates[0] - 1:+.0%} samples/s" in " ".join(few["sentences"])
 
 
+def test_one_more_of_five_is_no_tenth() -> None:
+    words = ["--model", "lenet", "--device", "a100", "--links", "10", "--workers", "5"]
+    assert "A tenth more" not in plan(*words)[1]
+
+
 def test_a_buyer_reads_to_what_and_with_which_codec() -> None:
     words = ["--links", "1,10", "--workers", "8,32"]
     _, out, _ = plan(*RESNET, *words, "--compressors", "all")

@@ -122,6 +122,19 @@ def test_a_seed_that_failed_is_not_averaged_away(tmp_path: Path) -> None:
     assert "C: top-1 " in text
 
 
+def test_a_run_that_goes_on_from_another_has_no_time_of_its_own(tmp_path: Path) -> None:
+    """Its rate is that of its last part, perhaps of other workers; a restart's is of the run."""
+    whole = over_seeds(tmp_path / "a", [0.87, 0.88])
+    resumed = {"result__resumed_from": "elsewhere/checkpoints/step-00000010"}
+    parts = over_seeds(tmp_path / "b", [0.87, 0.88], recipe__solver__base_lr=0.5, **resumed)
+    rows, _ = rows_of([*whole, *parts])
+    assert [row.speedup is None for row in rows] == [False, True]
+    assert "goes on from another run" in shown([*whole, *parts])
+    for place, run in enumerate(parts):
+        run.result["resumed_from"] = str(tmp_path / "b" / str(place))
+    assert [row.speedup is None for row in rows_of([*whole, *parts])[0]] == [False, False]
+
+
 def test_a_record_that_does_not_say_what_guessing_comes_to(tmp_path: Path) -> None:
     rows, items = rows_of(over_seeds(tmp_path, [0.1] * 3, result__largest_class_share=None))
     assert rows[0].failure == ""
