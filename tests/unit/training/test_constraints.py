@@ -258,8 +258,8 @@ def small_last() -> Any:
         (lambda: nn.Sequential(network()), PruneConfig({"0": 0.1}), "no layer .*; say '0.\\*'"),
         (network, PruneConfig({"*": 0.1}, {"0": 1.0}), "keep and prune.threshold both match 0"),
         (frozen, PruneConfig({"*": 0.1}), "prune.keep matches 0, .*, or say '0' = 1 after"),
-        (frozen, PruneConfig({}, {"*": 1}), "prune.threshold matches 0, which model.freeze"),
-        (frozen, ShareConfig({"*": 4}), "share.bits matches 0, which model.freeze keeps"),
+        (frozen, PruneConfig({}, {"*": 1}), "prune.threshold matches 0, which is frozen"),
+        (frozen, ShareConfig({"*": 4}), "share.bits matches 0, which is frozen"),
         (
             nn.Flatten,
             ShareConfig({"*": 4}),
