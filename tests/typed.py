@@ -10,6 +10,7 @@ itself types `sys.executable`.
 import atexit
 import ctypes
 import gc
+import multiprocessing
 import os
 import runpy
 import signal
@@ -140,6 +141,8 @@ def _become(
 def _run(words: Sequence[str]) -> NoReturn:
     """What the interpreter does with its words, and its end."""
     subprocess.Popen._execute_child = _fork_pythons  # type: ignore[attr-defined]
+    # As in a new program: the default of a fork server's child gives locks names, which stay.
+    multiprocessing.set_start_method(None, force=True)
     # A fork of a process in which OpenMP has begun threads waits for them for ever.
     torch.set_num_threads(1)
     sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115
