@@ -34,13 +34,14 @@ C10D, SIZE_OF = "torch.distributed.distributed_c10d", "_get_group_size"
 def world_asked() -> Iterator[list[str]]:
     """Yield a list that names, after the block, what its code has asked or sent ranks.
 
-    Code of torch and of Python's library does not count, nor what runs in other threads, nor what
-    a profiler watches already: Python has room for one.
+    Code of torch and of Python's library does not count, nor what runs in other threads. If a
+    profiler is at work, exchanges are not seen: Python has room for one.
     """
     asked: dict[str, None] = {}
     names: list[str] = []
     if sys.getprofile() is not None:
-        yield names
+        with size_asked() as names:
+            yield names
         return
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
