@@ -19,23 +19,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from firecaffe import adapt as adapt
-    from firecaffe.api.check import check as check
-    from firecaffe.api.compare import compare as compare
-    from firecaffe.api.compress import compress as compress
-    from firecaffe.api.explain import explain as explain
+    from firecaffe.api.cluster_check import check as check
+    from firecaffe.api.comparison import compare as compare
+    from firecaffe.api.compressed_network import compress as compress
+    from firecaffe.api.evaluate_and_predict import evaluate as evaluate
+    from firecaffe.api.evaluate_and_predict import predict as predict
+    from firecaffe.api.exchange_rounds import schedule as schedule
+    from firecaffe.api.explanation import explain as explain
     from firecaffe.api.files_of_weights import export as export
     from firecaffe.api.files_of_weights import unpack as unpack
     from firecaffe.api.import_and_pack import import_caffe as import_caffe
     from firecaffe.api.import_and_pack import pack as pack
-    from firecaffe.api.plan import plan as plan
-    from firecaffe.api.profile import profile as profile
-    from firecaffe.api.same_bits import replay as replay
-    from firecaffe.api.same_bits import verify as verify
-    from firecaffe.api.schedule import schedule as schedule
+    from firecaffe.api.network_profile import profile as profile
+    from firecaffe.api.plan_answer import plan as plan
+    from firecaffe.api.rate_search import tune as tune
     from firecaffe.api.train import train as train
-    from firecaffe.api.tune import tune as tune
-    from firecaffe.api.use_a_run import evaluate as evaluate
-    from firecaffe.api.use_a_run import predict as predict
+    from firecaffe.api.verify_and_replay import replay as replay
+    from firecaffe.api.verify_and_replay import verify as verify
     from firecaffe.compression.config import PruneConfig as PruneConfig
     from firecaffe.compression.config import ShareConfig as ShareConfig
     from firecaffe.data import DataConfig as DataConfig
@@ -91,11 +91,11 @@ _PLACES = {
     "TensorDataset": "data",
     "TrainConfig": "recipe.config",
     "adapt": "adapt",
-    "check": "api.check",
-    "compare": "api.compare",
-    "compress": "api.compress",
-    "evaluate": "api.use_a_run",
-    "explain": "api.explain",
+    "check": "api.cluster_check",
+    "compare": "api.comparison",
+    "compress": "api.compressed_network",
+    "evaluate": "api.evaluate_and_predict",
+    "explain": "api.explanation",
     "export": "api.files_of_weights",
     "from_torch": "data",
     "import_caffe": "api.import_and_pack",
@@ -103,15 +103,15 @@ _PLACES = {
     "load": "training.load",
     "pack": "api.import_and_pack",
     "parallelize": "script.ddp",
-    "plan": "api.plan",
-    "predict": "api.use_a_run",
-    "profile": "api.profile",
-    "replay": "api.same_bits",
-    "schedule": "api.schedule",
+    "plan": "api.plan_answer",
+    "predict": "api.evaluate_and_predict",
+    "profile": "api.network_profile",
+    "replay": "api.verify_and_replay",
+    "schedule": "api.exchange_rounds",
     "train": "api.train",
-    "tune": "api.tune",
+    "tune": "api.rate_search",
     "unpack": "api.files_of_weights",
-    "verify": "api.same_bits",
+    "verify": "api.verify_and_replay",
 }
 """The module of each public name, imported on first use: a plan loads no training code."""
 

@@ -10,7 +10,7 @@ import pickle
 
 import torch
 
-from firecaffe.api import check
+from firecaffe.api import cluster_check
 from firecaffe.cli.train import make_parser
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs import environment
@@ -40,7 +40,7 @@ few_images.made[:] = make_elsewhere()
 environment.source_digest()
 environment.commit()
 make_parser().add_class_arguments(Recipe)
-vars(check)["STEP_S"] = 0.1
+vars(cluster_check)["STEP_S"] = 0.1
 # A fork's collections would else touch, and so copy, all that is loaded.
 gc.collect()
 gc.freeze()

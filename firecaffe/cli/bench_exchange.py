@@ -16,7 +16,7 @@ from rich.console import Console
 
 from firecaffe.api.answer import make_console
 from firecaffe.api.argument_checks import check_device
-from firecaffe.api.schedule import MAX_WORLD_SIZE
+from firecaffe.api.exchange_rounds import MAX_WORLD_SIZE
 from firecaffe.cli.arguments import Parser
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE, find_schedule, parse_hierarchical

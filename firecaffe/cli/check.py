@@ -52,7 +52,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.check import check
+    from firecaffe.api.cluster_check import check
     from firecaffe.cli.arguments import check_launched, show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cluster.world import is_launched

@@ -56,7 +56,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.compare import compare
+    from firecaffe.api.comparison import compare
     from firecaffe.cli.arguments import show
 
     parser = make_parser()

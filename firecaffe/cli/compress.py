@@ -67,7 +67,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.compress import SUFFIX, compress
+    from firecaffe.api.compressed_network import SUFFIX, compress
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cli.typed_run import parse_run

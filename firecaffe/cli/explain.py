@@ -31,7 +31,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.explain import explain
+    from firecaffe.api.explanation import explain
     from firecaffe.cli.arguments import show
 
     parser = make_parser()

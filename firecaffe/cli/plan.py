@@ -166,7 +166,7 @@ ALONE = {
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.plan import plan
+    from firecaffe.api.plan_answer import plan
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
 

@@ -38,7 +38,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.profile import profile
+    from firecaffe.api.network_profile import profile
     from firecaffe.cli.arguments import show
 
     parser = make_parser()

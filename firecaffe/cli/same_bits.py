@@ -64,7 +64,7 @@ def make_parser_verify() -> Parser:
 
 
 def main_verify(argv: list[str]) -> int:
-    from firecaffe.api.same_bits import verify
+    from firecaffe.api.verify_and_replay import verify
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cli.typed_run import parse_run
@@ -110,7 +110,7 @@ def make_parser_replay() -> Parser:
 
 
 def main_replay(argv: list[str]) -> int:
-    from firecaffe.api.same_bits import replay
+    from firecaffe.api.verify_and_replay import replay
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone
@@ -143,8 +143,8 @@ MOST_WORKERS = 4
 def main_demo(argv: list[str]) -> int:
     import torch
 
-    from firecaffe.api.compare import Compared
-    from firecaffe.api.same_bits import by_workers, check_twins, train_twin
+    from firecaffe.api.comparison import Compared
+    from firecaffe.api.verify_and_replay import by_workers, check_twins, train_twin
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.runs.environment import cpu_name

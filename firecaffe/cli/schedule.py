@@ -1,6 +1,6 @@
 """`firecaffe schedule EXCHANGE WORKERS`: the rounds and transfers of an exchange."""
 
-from firecaffe.api.schedule import ELEMENTS_PER_RANK, MICRO_BATCHES, schedule
+from firecaffe.api.exchange_rounds import ELEMENTS_PER_RANK, MICRO_BATCHES, schedule
 from firecaffe.cli.arguments import Parser, show
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import ALGORITHMS

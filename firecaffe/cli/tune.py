@@ -69,7 +69,7 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> int:
-    from firecaffe.api.tune import tune
+    from firecaffe.api.rate_search import tune
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.tuning.accuracy_verdict import LOST, UNDECIDED

@@ -33,7 +33,7 @@ def make_parser_evaluate() -> Parser:
 
 
 def main_evaluate(argv: list[str]) -> int:
-    from firecaffe.api.use_a_run import evaluate
+    from firecaffe.api.evaluate_and_predict import evaluate
     from firecaffe.cli.arguments import check_launched, show
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import who_am_i
@@ -82,7 +82,7 @@ def make_parser_predict() -> Parser:
 
 
 def main_predict(argv: list[str]) -> int:
-    from firecaffe.api.use_a_run import predict
+    from firecaffe.api.evaluate_and_predict import predict
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone
 

@@ -234,7 +234,8 @@ def call(text):
     return found
 
 import scipy.stats, torchmetrics  # these add filters of warnings where they are first imported
-import firecaffe.api.train, firecaffe.api.check, firecaffe.api.compress, firecaffe.api.tune
+import firecaffe.api.train, firecaffe.api.cluster_check
+import firecaffe.api.compressed_network, firecaffe.api.rate_search
 calls = ["train('small.toml')", "train('small.toml', workers=1)"] + json.loads(sys.argv[1])
 print(json.dumps({text: call(text) for text in calls}))
 """

@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 
 import firecaffe
-from firecaffe.api.explain import advice
+from firecaffe.api.explanation import advice
 from firecaffe.cli import main
 from firecaffe.compression import fcz
 from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError

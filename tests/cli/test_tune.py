@@ -107,7 +107,7 @@ def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
             say(trial)
         raise RunError("no more is asked of it")
 
-    monkeypatch.setattr("firecaffe.api.tune.search", planted)
+    monkeypatch.setattr("firecaffe.api.rate_search.search", planted)
     words = ["--global-batch-size", "64", "--data.hold_out", "0.2"]
     assert firecaffe.cli.main(["tune", str(recipe), *words]) == RunError.exit_code
     candidate, before, _ = capsys.readouterr().err.splitlines()

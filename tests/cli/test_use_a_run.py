@@ -80,7 +80,7 @@ def test_evaluate_gives_the_numbers_of_the_run_itself(
 
 
 def evaluate_in_rank(run: str) -> dict[str, float]:
-    from firecaffe.api.use_a_run import evaluate_run
+    from firecaffe.api.evaluate_and_predict import evaluate_run
     from firecaffe.cluster.world import join
     from firecaffe.recipe.recorded_recipe import recipe_of
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.api.same_bits import line
+from firecaffe.api.verify_and_replay import line
 from firecaffe.cli import main
 from firecaffe.training.verification import Verified
 from tests.cli.stale_run import train_stale

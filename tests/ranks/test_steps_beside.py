@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from firecaffe.api import check
+from firecaffe.api import cluster_check
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import RecipeError
 from firecaffe.measure import step_times as measured_step
@@ -87,6 +87,8 @@ def test_the_slowdown_is_of_the_size_that_is_trained(
         return StepTimes(micro_batch_size, 1, (9.0, compute_s, 0.0), (0.0,), (0.0,), 0)
 
     rows = [[timed(size // 2, 7.0), timed(size, compute_s)] for compute_s in (0.1, 0.4, 2.0)]
-    monkeypatch.setattr(check, "time_steps_beside_exchange", lambda *_: timed(size, beside_s))
+    name = "time_steps_beside_exchange"
+    monkeypatch.setattr(cluster_check, name, lambda *_: timed(size, beside_s))
     alone = World(0, 1, torch.device("cpu"))
-    assert check._slowdown(alone, check_recipe(recipe), None, rows) == pytest.approx(slowdown)
+    slower = cluster_check._slowdown(alone, check_recipe(recipe), None, rows)
+    assert slower == pytest.approx(slowdown)

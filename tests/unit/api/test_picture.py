@@ -23,9 +23,9 @@ def test_a_name_is_no_formula(tmp_path: Path, place: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "work"),
     [
-        (["compare", "run", "--html", "a.html"], "compare.read_run"),
-        (["plan", "--model", "lenet", "--plot", "a.png"], "plan.clusters_of"),
-        (["compress", "run", "--plot", "a.png"], "compress.make_small"),
+        (["compare", "run", "--html", "a.html"], "comparison.read_run"),
+        (["plan", "--model", "lenet", "--plot", "a.png"], "plan_answer.clusters_of"),
+        (["compress", "run", "--plot", "a.png"], "compressed_network.make_small"),
     ],
     ids=lambda each: each[0] if isinstance(each, list) else "",
 )

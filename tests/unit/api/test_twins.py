@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from firecaffe import ExchangeConfig, ParallelConfig, Recipe
-from firecaffe.api.same_bits import layouts_of
+from firecaffe.api.verify_and_replay import layouts_of
 from firecaffe.errors import RecipeError
 
 STAGED = Recipe(parallel=ParallelConfig(2, stages=["a", "b", "c"]))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from firecaffe.api.profile import render
+from firecaffe.api.network_profile import render
 from firecaffe.models import build_model
 from firecaffe.models.kernel import (
     ATTENTION,

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from firecaffe.api.network_profile import render_parallel
 from firecaffe.api.plan_layouts import Parallel
-from firecaffe.api.profile import render_parallel
 from firecaffe.cli import main
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from firecaffe.api.compare import MIN_WIDTH_OF_RUNS, render
+from firecaffe.api.comparison import MIN_WIDTH_OF_RUNS, render
 from firecaffe.cli import main
 from firecaffe.errors import RunError
 from firecaffe.runs.checklist import checklist

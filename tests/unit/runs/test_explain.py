@@ -13,7 +13,7 @@ import pytest
 import tomli_w
 from scipy.stats import false_discovery_control
 
-from firecaffe.api.explain import lines
+from firecaffe.api.explanation import lines
 from firecaffe.cluster.links import links_of
 from firecaffe.errors import RunError
 from firecaffe.runs.rank_shares import row_of

@@ -164,7 +164,7 @@ def test_the_command_plans_other_modes_where_a_rank_is_slow(
     best = max(others, key=lambda mode: mode.gain)
     assert f"than {planned.words}: {best.words} ({best.gain:.2f} times)" in line
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("firecaffe.api.explain.is_refused", lambda _: True)
+        patch.setattr("firecaffe.api.explanation.is_refused", lambda _: True)
         assert "no mode is 5 % faster" in said_of(slow)  # of those that the other words leave
     forecast_on(slow, "cpu-host", workers=4)
     assert "would bring is not known: 3 of 4 ranks are in the timings" in said_of(slow)

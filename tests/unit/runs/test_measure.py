@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import firecaffe
-from firecaffe.api.compare import render
 from firecaffe.api.compare_groups import lines_of, render_groups
+from firecaffe.api.comparison import render
 from firecaffe.cli import compare
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.runs.checklist import checklist

@@ -15,7 +15,7 @@ from torch import nn
 
 import firecaffe
 from firecaffe import ModelConfig, Result
-from firecaffe.api.use_a_run import Evaluated
+from firecaffe.api.evaluate_and_predict import Evaluated
 from firecaffe.cluster.agree import digest
 from firecaffe.errors import CheckpointError, FirecaffeError, RecipeError, RunError
 from firecaffe.models.low_rank import low_rank_weights
