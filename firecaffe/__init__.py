@@ -24,15 +24,18 @@ if TYPE_CHECKING:
     from firecaffe.api.compressed_network import compress as compress
     from firecaffe.api.evaluate_and_predict import evaluate as evaluate
     from firecaffe.api.evaluate_and_predict import predict as predict
+    from firecaffe.api.exchange_bench import bench_exchange as bench_exchange
     from firecaffe.api.exchange_rounds import schedule as schedule
     from firecaffe.api.explanation import explain as explain
     from firecaffe.api.files_of_weights import export as export
     from firecaffe.api.files_of_weights import unpack as unpack
     from firecaffe.api.import_and_pack import import_caffe as import_caffe
     from firecaffe.api.import_and_pack import pack as pack
+    from firecaffe.api.input_rates import bench_data as bench_data
     from firecaffe.api.network_profile import profile as profile
     from firecaffe.api.plan_answer import plan as plan
     from firecaffe.api.rate_search import tune as tune
+    from firecaffe.api.step_rates import bench_step as bench_step
     from firecaffe.api.train import train as train
     from firecaffe.api.verify_and_replay import replay as replay
     from firecaffe.api.verify_and_replay import verify as verify
@@ -91,6 +94,9 @@ _PLACES = {
     "TensorDataset": "data",
     "TrainConfig": "recipe.config",
     "adapt": "adapt",
+    "bench_data": "api.input_rates",
+    "bench_exchange": "api.exchange_bench",
+    "bench_step": "api.step_rates",
     "check": "api.cluster_check",
     "compare": "api.comparison",
     "compress": "api.compressed_network",

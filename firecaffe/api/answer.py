@@ -118,6 +118,25 @@ def check_cluster_file(write: str | Path, overwrite: bool) -> None:
     check_target(option("write"), str(write), overwrite, (".toml",))
 
 
+DEFAULT_CLUSTER = "cpu-host"
+
+
+def cluster_to_write(write: str | Path, overwrite: bool, cluster: str | Path) -> "Cluster | None":
+    """Load the cluster that a file to write starts from; None if none is to be written.
+
+    Raises: RecipeError or RunError.
+    """
+    from firecaffe.planner.cluster import load_cluster
+
+    check_cluster_file(write, overwrite)
+    if write:
+        return load_cluster(str(cluster) or DEFAULT_CLUSTER)
+    if cluster:
+        started = f"{option('cluster')} is what the file of {option('write')} starts from"
+        raise RecipeError(f"{started}; {option('write')} is missing")
+    return None
+
+
 def as_table(cluster: "Cluster") -> dict[str, Any]:
     """Return the content of a cluster file, without values at their defaults."""
     return {name: value for name, value in _table(cluster).items() if value not in (None, {}, [])}

@@ -1,7 +1,8 @@
 """`firecaffe plan RECIPE.toml --cluster NAME`: a forecast of a training's time and cost."""
 
+from firecaffe.api.answer import DEFAULT_CLUSTER
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.shared_options import DEFAULT_CLUSTER, NAME, network_words
+from firecaffe.cli.shared_options import NAME, network_words
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import shipped
 from firecaffe.planner.precision import PRECISIONS

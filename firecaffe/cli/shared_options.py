@@ -3,12 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from jsonargparse import Namespace
-
-from firecaffe.api.answer import check_cluster_file
+from firecaffe.api.answer import DEFAULT_CLUSTER
 from firecaffe.cli.arguments import Parser
-from firecaffe.errors import RecipeError
-from firecaffe.planner.cluster import Cluster, load_cluster
 
 NAME = (
     "a network by name, as resnet50 (docs/reference/networks.md), or your own function: "
@@ -27,9 +23,6 @@ def network_words(add: Callable[..., Any]) -> None:
     add("--input", metavar="CxHxW", help="shape of a sample, as 3x224x224; else the network's own")
 
 
-DEFAULT_CLUSTER = "cpu-host"
-
-
 def add_cluster_file(parser: Parser, what: str) -> None:
     """Add --write, described by `what`, and --cluster, which it starts from."""
     parser.add("--write", metavar="FILE", help=what)
@@ -39,13 +32,3 @@ def add_cluster_file(parser: Parser, what: str) -> None:
         metavar="NAME",
         help=f"with --write: the cluster that the file starts from; else {DEFAULT_CLUSTER}",
     )
-
-
-def cluster_to_write(options: Namespace) -> Cluster | None:
-    """Load the cluster to update; None without `--write`. Raises RecipeError or RunError."""
-    check_cluster_file(options.write, options.overwrite)
-    if options.write:
-        return load_cluster(options.cluster or DEFAULT_CLUSTER)
-    if options.cluster:
-        raise RecipeError("--cluster is what else --write puts into its file; --write is missing")
-    return None

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
+import firecaffe
+from firecaffe.api.answer import Answer
 from firecaffe.cli import main
 from firecaffe.errors import OwnCodeError
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, ring
 from firecaffe.exchange.schedule import Schedule, from_rounds
 from firecaffe.transport.link import measure_link
-from tests.typed import firecaffe
+from tests import typed
 from tests.world import Ranks
 
 SMALL = ("-b", "8", "-e", "4K", "-f", "512", "-n", "2")
@@ -79,10 +83,9 @@ def check_schema(found: dict[str, Any], schema: dict[str, Any]) -> None:
 
 
 def test_started_by_itself_it_prints_one_json_object() -> None:
-    done = firecaffe("bench", "exchange", "--nproc-per-node", 2, *SMALL, "--json")
+    done = typed.firecaffe("bench", "exchange", "--nproc-per-node", 2, *SMALL, "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    [line] = done.stdout.splitlines()
-    report = json.loads(line)
+    report = json.loads(done.stdout)
     check_schema(report, REPORT)
     check_schema(report["link"], LINK)
     [node] = report["nodes"]
@@ -110,6 +113,45 @@ def test_started_by_itself_it_prints_one_json_object() -> None:
         assert result["tree_bits_checked"] is True  # two numbers have only one sum
 
 
+BENCHES = {
+    "exchange": (
+        partial(
+            firecaffe.bench_exchange,
+            nproc_per_node=3,
+            exchanges=["ring"],
+            maxbytes="1K",
+            stepfactor=128,
+            iters=2,
+        ),
+        "busbw (GB/s)",
+    ),
+    "step": (
+        partial(firecaffe.bench_step, model="lenet", sizes=[1, 2], seconds=0, write="a.toml"),
+        "wrote a.toml",
+    ),
+    "data": (
+        partial(firecaffe.bench_data, "images", images=4, resize=8, crop=8, model_rate=10),
+        "what limits",
+    ),
+}
+
+
+@pytest.mark.parametrize(("function", "word"), BENCHES.values(), ids=BENCHES)
+def test_a_function_measures_as_its_command(
+    function: Callable[[], Answer], word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number in range(4):
+        image = Path("images", "train", "ab"[number % 2], f"{number}.png")
+        image.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(image)
+    threads = torch.get_num_threads()
+    answer = function()
+    assert word in repr(answer)
+    assert json.loads(json.dumps(answer.to_dict()))
+    assert torch.get_num_threads() == threads
+
+
 def forgetful_ring(world_size: int, num_elements: int) -> Schedule:
     """A ring whose last round is missing: one shard of every rank is not the sum."""
     whole = ring.schedule(world_size, num_elements)
@@ -125,7 +167,7 @@ def bench(*argv: str) -> tuple[int, str, str]:
         redirect_stderr(errors),
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr("firecaffe.transport.link.measure_link", short)
+        patch.setattr("firecaffe.api.exchange_bench.measure_link", short)
         code = main(["bench", "exchange", *argv])
     return code, out.getvalue(), errors.getvalue()
 
@@ -216,22 +258,26 @@ REFUSED = {
     "nothing": ([], 2, ["`bench exchange`", "found nothing"]),
     "another word": (["network"], 2, ["`bench exchange`", "'network'"]),
     "unknown exchange": (["exchange", "--exchanges", "rign"], 2, ["'rign'", "tree, "]),
-    "smallest size": (["exchange", "-b", "8KB"], 2, ["-b is '8KB'", "128M", "K is 1024"]),
-    "largest size": (["exchange", "-e", "10"], 2, ["-e is '10'", "multiple of 4"]),
-    "nothing between": (["exchange", "-b", "1M", "-e", "1K"], 2, ["-e is 1024", "1048576"]),
-    "no factor": (["exchange", "-f", "1"], 2, ["-f is 1", "2 or more"]),
+    "smallest size": (["exchange", "-b", "8KB"], 2, ["--minbytes is '8KB'", "128M", "K is 1024"]),
+    "largest size": (["exchange", "-e", "10"], 2, ["--maxbytes is '10'", "multiple of 4"]),
+    "nothing between": (["exchange", "-b", "1M", "-e", "1K"], 2, ["--maxbytes is 1024", "1048576"]),
+    "no factor": (["exchange", "-f", "1"], 2, ["--stepfactor is 1", "at least 2"]),
     "factor in parts": (
         ["exchange", "-f", "1.5"],
         2,
         ["--stepfactor is 1.5; it must be a whole number"],
     ),
-    "no repetition": (["exchange", "-n", "0"], 2, ["-n is 0", "1 to"]),
+    "no repetition": (["exchange", "-n", "0"], 2, ["--iters is 0", "at least 1"]),
     "rate in bytes": (["exchange", "--link", "25GB"], 2, ["--link is '25GB'", "bits per second"]),
     "empty rate": (["exchange", "--link", ""], 2, ["--link is empty; give it a value"]),
     "device": (["exchange", "--device", "tpu"], 2, ["--device is 'tpu'", "auto, cpu, cuda"]),
-    "one rank": (["exchange", "--nproc-per-node", "1"], 2, ["--nproc-per-node is 1", "2 ranks"]),
-    "no rank": (["exchange", "--nproc-per-node", "0"], 2, ["--nproc-per-node is 0", "2 ranks"]),
-    "memory": (["exchange", "-e", "8192G", "--device", "cpu"], 2, ["-e would take", "this host"]),
+    "one rank": (["exchange", "--nproc-per-node", "1"], 2, ["--nproc-per-node is 1", "at least 2"]),
+    "no rank": (["exchange", "--nproc-per-node", "0"], 2, ["--nproc-per-node is 0", "at least 2"]),
+    "memory": (
+        ["exchange", "-e", "8192G", "--device", "cpu"],
+        2,
+        ["--maxbytes would", "this host"],
+    ),
     "unknown compressor": (["exchange", "--compressors", "int9"], 2, ["'int9'", "int8, one_bit"]),
     "inner": (["exchange", "--exchanges", "hierarchical(ring,tree)"], 2, ["inner is 'ring'"]),
     "unknown option": (["exchange", "--compact"], 2, ["--compact"]),

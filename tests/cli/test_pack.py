@@ -56,7 +56,7 @@ def test_pack_info_and_verify(tmp_path: Path) -> None:
         (["pack", "a", "--verify", "b"], 2, "pack takes SOURCE and DEST; or --verify DEST"),
         (["pack", "--info", "nowhere"], 3, "nowhere/dataset.json: cannot be read, No such file"),
         (["bench", "data", "nowhere"], 3, "nowhere: there is no such file or folder"),
-        (["bench", "data", "x", "--crop", "999"], 2, "--resize at least --crop"),
+        (["bench", "data", "x", "--crop", "999"], 2, "at most --resize"),
         (["bench", "data", "x", "--write", "a.txt"], 2, "--write is a.txt; it must end in .toml"),
     ],
 )

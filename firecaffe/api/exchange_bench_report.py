@@ -1,13 +1,14 @@
-"""The results of `firecaffe bench exchange`, as a JSON object and as a table."""
+"""The answer of `firecaffe.bench_exchange`, as a JSON object and as a table."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 
+from firecaffe.api.answer import Answer
 from firecaffe.exchange import NATIVE
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT, Choice
 from firecaffe.measure.exchange_times import WARM_UP, Timing
@@ -45,6 +46,23 @@ LEGEND_OF_ENCODED = (
     "{who}: compressed; the first sum as near as the codec says, every one the same bits on all "
     "ranks, up to {bits} bytes those of one process"
 )
+
+
+@dataclass(frozen=True, repr=False)
+class ExchangeTimes(Answer):
+    """Times of exchanges beside the backend's all_reduce, in turns, and the link."""
+
+    report: dict[str, Any]
+    """World, link, nodes, and each exchange at each size."""
+
+    least_width = MIN_WIDTH_OF_EXCHANGES
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report."""
+        return self.report
+
+    def _parts(self) -> Iterator[RenderableType]:
+        yield from _lines(self.report)
 
 
 def make_report(
@@ -145,39 +163,31 @@ def _result(timing: Timing, control: Timing, link_bytes_per_s: float) -> dict[st
     }
 
 
-def show(report: dict[str, Any], console: Console) -> None:
-    for line in _head(report):
-        console.print(line, markup=False, soft_wrap=True)
-    if console.is_terminal:
-        console.width = max(console.width, MIN_WIDTH_OF_EXCHANGES)
-    box = SIMPLE_HEAD if console.is_terminal else None
-    table = Table(box=box, show_edge=False, pad_edge=False)
+def _lines(report: dict[str, Any]) -> Iterator[RenderableType]:
+    yield from _head(report)
+    table = Table(box=None, show_edge=False, pad_edge=False)
     for header in HEADERS:
         is_word = header in ("exchange", "through")
         table.add_column(header, justify="left" if is_word else "right")
-    for number, row in enumerate(report["results"]):
-        if number and row["size_bytes"] != report["results"][number - 1]["size_bytes"]:
-            table.add_section()
+    for row in report["results"]:
         table.add_row(*_cells(row))
-    console.print()
-    console.print(table)
-    console.print()
+    yield ""
+    yield table
+    yield ""
     checked = [row for row in report["results"] if row["tree_bits_checked"]]
-    legend = LEGEND.format(
+    yield LEGEND.format(
         n=report["repetitions"],
         bits=max((row["size_bytes"] for row in checked), default=0),
         who=", ".join(dict.fromkeys(row["algorithm"] for row in checked)) or "none",
     )
-    console.print(legend, markup=False, soft_wrap=True)
     encoded = [row for row in report["results"] if row["is_compressed"]]
     if encoded:
         small = [row for row in encoded if is_small(report["world_size"], row["count"])]
-        legend = LEGEND_OF_ENCODED.format(
+        yield LEGEND_OF_ENCODED.format(
             who=", ".join(dict.fromkeys(row["algorithm"] for row in encoded)),
             bits=max((row["size_bytes"] for row in small), default=0),
         )
-        console.print(legend, markup=False, soft_wrap=True)
-    console.print(_auto(report), markup=False, soft_wrap=True)
+    yield _auto(report)
 
 
 def _auto(report: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from firecaffe.cli.bench_exchange_report import make_report, show
+from firecaffe.api.exchange_bench_report import ExchangeTimes, make_report
 from firecaffe.exchange.choose import Choice, choose
 from firecaffe.measure.exchange_times import Timing
 from firecaffe.transport.link import MeasuredLink
@@ -84,7 +84,7 @@ def test_nodes_are_told_once_and_the_work_of_their_ranks_is_added() -> None:
 
 def printed(found: dict[str, Any]) -> list[str]:
     out = io.StringIO()
-    show(found, Console(file=out, width=160))
+    ExchangeTimes(found).print_to(Console(file=out, width=160))
     return out.getvalue().splitlines()
 
 
