@@ -190,10 +190,29 @@ def alone_in(folder: Path) -> Iterator[None]:
 def private_folder(prefix: str) -> Iterator[Path]:
     """Make a folder for temporary files, and remove it after the block. Raises OSError.
 
-    It is locked, for systemd clears folders without a lock after ten days (tmpfiles.d(5)).
+    It is locked, for systemd clears folders without a lock after ten days (tmpfiles.d(5)), as the
+    next process does with those of killed processes.
     """
-    with tempfile.TemporaryDirectory(prefix=prefix) as folder, alone_in(Path(folder)):
-        yield Path(folder)
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        _remove_unlocked(left)
+    with ExitStack() as stack:
+        while True:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
+            with suppress(FileNotFoundError):  # another process removed it before it was locked
+                stack.enter_context(alone_in(folder))
+                if folder.exists():
+                    break
+        yield folder
+
+
+def _remove_unlocked(folder: Path) -> None:
+    # Not where a file system has no locks.
+    with suppress(OSError), ExitStack() as stack:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        stack.callback(os.close, descriptor)
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
 
 
 def sync_file(path: Path) -> None:

@@ -12,9 +12,11 @@ from typing import Any, NoReturn, TypedDict, cast
 
 import pytest
 
+from firecaffe import files
 from firecaffe.errors import RecipeError, RunError, file_error
 from firecaffe.files import (
     GrowingFile,
+    alone_in,
     new_aside,
     private_folder,
     read_lines,
@@ -216,6 +218,32 @@ def test_a_private_folder_is_locked_and_goes(
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(descriptor)
     assert not list(tmp_path.iterdir())
+
+
+def test_private_folders_of_killed_processes_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not those of running ones, nor others' names; one that is taken meanwhile is made anew."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (left := tmp_path / "mine-left").mkdir()
+    (left / "handed").write_text("old")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "mine-link").symlink_to(tmp_path / "others")
+    taken: list[Path] = []
+
+    def lose_two(folder: Path) -> Any:
+        if len(taken) == 2:
+            return alone_in(folder)
+        taken.append(folder)
+        folder.rmdir()
+        return alone_in(folder if len(taken) == 1 else tmp_path)  # before and after it is opened
+
+    with private_folder("mine-") as running:
+        monkeypatch.setattr(files, "alone_in", lose_two)
+        with private_folder("mine-") as folder:
+            assert len({*taken, folder}) == 3
+            assert {*tmp_path.glob("mine-*")} == {running, folder, tmp_path / "mine-link"}
+    assert {path.name for path in tmp_path.iterdir()} == {"mine-link", "others"}
 
 
 def test_a_growing_file_that_takes_no_more_is_named(tmp_path: Path) -> None:
