@@ -185,7 +185,7 @@ class _Launch:
         self.agent = FaultAgent(spec, folder, self, aside, is_elastic=is_elastic)
         self.folders: list[Path] = []
         self.known_folders: list[Path] = []
-        self.has_patience = True
+        self.has_patience, self.has_asked = True, False
 
     def run(self) -> list[Path]:
         with room_kept(self.met.store.port) if self.holds_store else nullcontext():
@@ -248,8 +248,7 @@ class _Launch:
             traceback = _own_traceback(failure)
         assert reported is not None
         self.killed_before = _kills_for_memory()
-        folders = self._folders()
-        reported = self.settle(folders[-1] if folders else None, reported, GOES_ON)
+        reported = self._settled(reported, GOES_ON)
         say(f"{reported.event}; {GOES_ON}\n{traceback}".rstrip())
 
     def on_joined(self) -> None:
@@ -287,7 +286,6 @@ class _Launch:
         self, failures: dict[int, ProcessFailure], then: str, goes_on: bool = False
     ) -> RankFailedError | PreemptedError:
         """Return the failure that came first; `goes_on`: its advice is being followed already."""
-        folders = self._folders()
         faults = {rank: self._fault(rank, failure) for rank, failure in failures.items()}
 
         def when(rank: int) -> tuple[bool, bool, float]:
@@ -307,7 +305,7 @@ class _Launch:
         traceback = _own_traceback(failure)
         if fault is None:
             return RankFailedError(f"rank {rank}: {_message(failure)}", failure.exitcode, traceback)
-        fault = self.settle(folders[-1] if folders else None, fault, then)
+        fault = self._settled(fault, then)
         return RankFailedError(fault.event if goes_on else fault.line, fault.exit_code, traceback)
 
     def _fault(self, rank: int, failure: ProcessFailure) -> Fault | None:
@@ -324,6 +322,12 @@ class _Launch:
             return Fault("out_of_memory", rank, host, 0, "its launcher", detail)
         return Fault("killed", rank, host, 0, "its launcher", name)
 
+    def _settled(self, fault: Fault, then: str) -> Fault:
+        folders = self._folders()
+        if not folders and self.has_asked:  # no run has begun
+            fault = replace(fault, can_resume=False)
+        return self.settle(folders[-1] if folders else None, fault, then)
+
     def _folders(self) -> list[Path]:
         """Return the reported run folders; this host's own where it does not see rank 0's."""
         store = self.agent.get_worker_group().store
@@ -335,6 +339,7 @@ class _Launch:
                 local_key = own_folder_key(key, socket.gethostname(), str(os.getpid()))
                 encoded = lasting.get(local_key if lasting.check([local_key]) else key)
                 folders.append(Path(os.fsdecode(encoded)))
+            self.has_asked = True
 
         # The store may be gone with the host that had it, or out of reach. On a busy host an
         # earlier question may be overdue: once it is waited for, so that a first fault is recorded.

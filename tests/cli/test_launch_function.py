@@ -89,6 +89,9 @@ def loss_fails():
 def ends():
     sys.exit(9 if os.environ["RANK"] == "1" else 0)
 
+def is_killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
 def returns_a_lock():
     return threading.Lock()
 
@@ -106,6 +109,7 @@ print(json.dumps({
     "own loss": told(loss_fails, 2),
     "recipe": told(lambda: firecaffe.train(wrong, Net, data(64), data(32)), 2),
     "ends": told(ends, 2),
+    "killed": told(is_killed, 1),
     "returned": told(returns_a_lock, 1),
     "function": told(3, 2),
     "number": told(train, 0),
@@ -161,6 +165,7 @@ def test_what_goes_wrong_is_one_line_with_its_rank_and_its_code(tmp_path: Path) 
         "own loss": (2, ["rank", "ZeroDivisionError", "of the loss"], "in loss"),
         "recipe": (2, ["rank", "train.micro_batch_size"], ""),
         "ends": (9, ["rank 1", "ends", "9"], ""),
+        "killed": (10, ["rank 0", "SIGKILL", "start it again"], ""),
         "returned": (2, ["rank 0", "returns_a_lock", "lock"], ""),
         "function": (2, ["function is 3"], ""),
         "number": (2, ["nproc_per_node is 0"], ""),
