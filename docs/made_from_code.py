@@ -176,7 +176,8 @@ def exit_codes() -> Iterator[str]:
     for name, kind in KINDS.items():
         row = rows.setdefault(kind.exit_code, ["", "", f"A rank {kind.what}.", ""])
         advice = kind.advice.replace(RESUME_WORD, "--resume")
-        row[1], row[3] = f"`{name}`", prose(advice.replace(RESTARTS, ", or use --max-restarts"))
+        row[1] = f"{row[1]}, `{name}`".removeprefix(", ")
+        row[3] = prose(advice.replace(RESTARTS, ", or use --max-restarts"))
     codes = [[str(code), *rows[code]] for code in sorted(rows)]
     codes.append(["128 + n", "", "", "Signal n ended the launcher.", ""])
     yield from table(("code", "error", "fault of a rank", "meaning", "advice"), codes)

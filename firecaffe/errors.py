@@ -260,6 +260,12 @@ def file_error(error: OSError, where: str = "") -> RunError | None:
     )
 
 
+class WorkerKilledError(FirecaffeError):
+    """A signal ended a rank, as its launcher reports, or a process that makes samples for it."""
+
+    exit_code = 10
+
+
 class LauncherLostError(FirecaffeError):
     """The process that started this rank is gone. The rank has saved a checkpoint."""
 

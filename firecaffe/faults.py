@@ -35,6 +35,7 @@ KINDS = {
     "checkpoint": FaultKind(4, "cannot read or save a checkpoint", "see what the disk says"),
     "gone": FaultKind(9, "went away", AGAIN),
     "killed": FaultKind(10, "was killed", AGAIN),
+    "worker_killed": FaultKind(10, "lost a data worker", AGAIN),
     "frozen": FaultKind(11, "froze", "look for a stopped process or a stalled host, then " + AGAIN),
     "unreachable": FaultKind(12, "cannot be reached", "look at its host's network, then " + AGAIN),
     "stuck": FaultKind(

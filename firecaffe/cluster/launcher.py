@@ -37,6 +37,7 @@ from firecaffe.cluster.lost_ranks import fault_in
 from firecaffe.cluster.process_settings import (
     alone_in_process,
     handlers_kept,
+    kills_for_memory,
     variables_kept,
 )
 from firecaffe.cluster.rank_process import room_kept, wait_for_room
@@ -164,7 +165,7 @@ class _Launch:
     ) -> None:
         self.hosts, self.max_restarts, self.address = hosts, max_restarts, address
         self.advice, self.settle, self.aside = advice, settle, aside
-        self.killed_before = _kills_for_memory()
+        self.killed_before = kills_for_memory()
         try:
             self.met, self.holds_store = meet_launchers(hosts, address, secret)
         except (*MEETING_ERRORS, ValueError) as error:
@@ -247,7 +248,7 @@ class _Launch:
             reported = replace(reported, step=reported.step if fault is None else fault.step)
             traceback = _own_traceback(failure)
         assert reported is not None
-        self.killed_before = _kills_for_memory()
+        self.killed_before = kills_for_memory()
         reported = self._settled(reported, GOES_ON)
         say(f"{reported.event}; {GOES_ON}\n{traceback}".rstrip())
 
@@ -297,7 +298,7 @@ class _Launch:
             was_ended = rank in self.agent.ended_by_us and (is_of_other or not has_told)
             return was_ended, is_of_other, _time_s(failures[rank])
 
-        self.killed_before = _kills_for_memory()
+        self.killed_before = kills_for_memory()
         rank = min(failures, key=when)
         fault, failure = faults[rank], failures[rank]
         if failure.exitcode == PreemptedError.exit_code:
@@ -317,7 +318,7 @@ class _Launch:
             detail = f"ended with code {failure.exitcode}"
             return Fault("exception", rank, host, 0, "its launcher", detail)
         name = signal.Signals(-failure.exitcode).name
-        if name == "SIGKILL" and _kills_for_memory() > self.killed_before:
+        if name == "SIGKILL" and kills_for_memory() > self.killed_before:
             detail = "the kernel killed it for its memory"
             return Fault("out_of_memory", rank, host, 0, "its launcher", detail)
         return Fault("killed", rank, host, 0, "its launcher", name)
@@ -382,12 +383,3 @@ def _time_s(failure: ProcessFailure) -> float:
     if isinstance(message, dict):
         return float(message["extraInfo"]["time_s"])
     return float(failure.timestamp)
-
-
-def _kills_for_memory() -> int:
-    """Return how many processes this host's kernel has killed for their memory."""
-    try:
-        fields = Path("/proc/vmstat").read_text(encoding="utf-8").split()
-        return int(fields[fields.index("oom_kill") + 1])
-    except (OSError, ValueError, IndexError):
-        return 0

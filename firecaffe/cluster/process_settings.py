@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RecipeError
@@ -147,3 +148,12 @@ def _glibc(name: str) -> Any:
         return getattr(ctypes.CDLL("libc.so.6"), name)
     except (OSError, AttributeError):
         return None
+
+
+def kills_for_memory() -> int:
+    """Return how many processes this host's kernel has killed for their memory."""
+    try:
+        fields = Path("/proc/vmstat").read_text(encoding="utf-8").split()
+        return int(fields[fields.index("oom_kill") + 1])
+    except (OSError, ValueError, IndexError):
+        return 0

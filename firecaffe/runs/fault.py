@@ -20,6 +20,7 @@ from firecaffe.errors import (
     PreemptedError,
     RunError,
     UnfitCheckpointError,
+    WorkerKilledError,
     memory_full,
 )
 from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, TOGETHER, Fault
@@ -41,6 +42,7 @@ KIND_OF = {
     UnfitCheckpointError: "exception",  # of the user's words, and not of a disk
     DataError: "data",
     CheckpointError: "checkpoint",
+    WorkerKilledError: "worker_killed",
     LauncherLostError: "launcher_killed",
     NotFiniteError: "not_finite",
     DivergedError: "diverged",

@@ -25,12 +25,21 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import Buffer
 
+from firecaffe.cluster.process_settings import kills_for_memory
 from firecaffe.data import Data, Dataset
 from firecaffe.data.chosen_samples import SomeOfDataset
 from firecaffe.data.dataset import Batch
 from firecaffe.data.own_data import CheckedSet
 from firecaffe.data.torch_set import Items, TorchSet
-from firecaffe.errors import DataError, FirecaffeError, OwnCodeError, RecipeError, memory_full
+from firecaffe.errors import (
+    DataError,
+    FirecaffeError,
+    MemoryFullError,
+    OwnCodeError,
+    RecipeError,
+    WorkerKilledError,
+    memory_full,
+)
 from firecaffe.user_code import failed
 
 
@@ -135,11 +144,13 @@ class DataWorkers:
         self._content = b""
         # workers that have the data set
         self._told: set[Connection] = set()
+        self._killed_before = kills_for_memory()
 
     def make(self, samples: Sequence[int], seed: int, epoch: int) -> Batch:
         """Make a batch as `Items.make` does, in the first worker that is free.
 
-        Raises: OwnCodeError and DataError as that does; DataError if the worker is gone.
+        Raises: OwnCodeError and DataError as that does; DataError if the worker has ended itself,
+        WorkerKilledError or MemoryFullError if a signal has ended it.
         """
         with self._starting:
             if self._is_closed:
@@ -177,15 +188,18 @@ class DataWorkers:
             self._processes[local_end] = process
             self._idle.put(local_end)
 
-    def _gone(self, pipe: Connection, samples: Sequence[int]) -> DataError:
+    def _gone(self, pipe: Connection, samples: Sequence[int]) -> FirecaffeError:
         process = self._processes[pipe]
         process.join(GONE_S)
         code = process.exitcode
+        kind: type[FirecaffeError] = DataError
         how = f"exited with {code}"
         if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            kind, how = WorkerKilledError, f"was killed by {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL and kills_for_memory() > self._killed_before:
+            kind, how = MemoryFullError, "was killed by the kernel for its memory"
         some = ", ".join(map(str, samples[:3])) + (", …" if len(samples) > 3 else "")
-        return DataError(
+        return kind(
             f"{self.items.name}: a data worker (process {process.pid}) {how} when it was to make "
             f"samples {some}; with workers=0 the training makes them itself"
         )

@@ -3,17 +3,21 @@ process with success in the middle of a run, which is a failure; and a script wh
 mpirun or a shell has started: each says on its own stderr how it ends.
 """
 
+import multiprocessing
 import os
 import signal
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 import firecaffe
-from firecaffe import Recipe, RunConfig, TrainConfig
+from firecaffe import CheckpointConfig, Recipe, Result, RunConfig, TrainConfig
 from firecaffe.errors import PreemptedError
+from firecaffe.faults import KINDS
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.start import StopRequest
 from tests.faults.runs import lines_of_ours, read
@@ -255,3 +259,60 @@ def test_a_rank_that_is_killed_is_told_of_by_the_other(tmp_path: Path) -> None:
     (line,) = lines_of(said, 0)
     assert f"rank 1 on {os.uname().nodename} went away" in line
     assert "resume" not in line, "there is no checkpoint yet"
+
+
+LOSES = """
+from pathlib import Path
+import sys
+from tests.faults.test_own_script import train_and_lose
+print(train_and_lose(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])).state_sha256)
+"""
+
+
+class Loses(Dataset[tuple[Tensor, int]]):
+    """A torch data set; if there is a mark, a data worker is killed as it makes its 30th sample."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark, self.made = mark, 0
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.made += multiprocessing.current_process().daemon  # only data workers are
+        if self.made == 30 and self.mark.exists():
+            self.mark.unlink(missing_ok=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.rand(6), index % 2
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.3), nn.Linear(4, 2))
+
+
+def train_and_lose(folder: Path, workers: int, data_workers: int) -> Result:
+    recipe = Recipe(
+        train=TrainConfig(global_batch_size=6, micro_batch_size=3, epochs=4),
+        checkpoint=CheckpointConfig(every=1),
+        run=RunConfig(folder=str(folder), tensorboard=False),
+    )
+    data = firecaffe.from_torch(Loses(folder.with_suffix(".mark")), workers=data_workers)
+    test = Loses(folder.with_suffix(".none"))
+    return firecaffe.train(recipe, network, data, test, workers=workers, max_restarts=1)
+
+
+def test_a_data_worker_that_is_killed_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    """To the bits of a run without data workers."""
+    (mark := tmp_path / "run.mark").touch()
+    done = python("-c", LOSES, tmp_path / "run", 2, 1)
+    assert done.returncode == 0, done.stderr
+    assert not mark.exists()
+    fault = read(tmp_path / "run" / "fault.json")
+    assert (fault["kind"], fault["exit_code"], fault["then"]) == (
+        "worker_killed",
+        KINDS["killed"].exit_code,
+        "restart 1 of 1",
+    )
+    assert "SIGKILL" in fault["line"]
+    alone = python("-c", LOSES, tmp_path / "alone", 1, 0)
+    assert alone.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -27,7 +28,15 @@ from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import same_bits
 from firecaffe.data.own_data import check_own
 from firecaffe.data.sample_order import SampleOrder
-from firecaffe.errors import DataError, OwnCodeError, PreemptedError, RunError
+from firecaffe.errors import (
+    DataError,
+    MemoryFullError,
+    OwnCodeError,
+    PreemptedError,
+    RunError,
+    WorkerKilledError,
+)
+from firecaffe.training import data_workers as data_workers_module
 from firecaffe.training import trial as trial_module
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.trial import (
@@ -277,9 +286,16 @@ def test_a_worker_that_raises_or_is_killed_is_one_line() -> None:
     assert "in __getitem__" in caught.value.traceback
     assert "firecaffe/training/" not in caught.value.traceback
     data = of_workers(1, ends=7)
-    with data_workers(data), pytest.raises(DataError) as killed:
+    with data_workers(data), pytest.raises(WorkerKilledError) as killed:
         list(batches_of(data))
     assert all(part in str(killed.value) for part in ("train", "SIGKILL", "7", "workers=0"))
+
+
+def test_one_that_the_kernel_kills_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_workers_module, "kills_for_memory", count(4).__next__)
+    data = of_workers(1, ends=7)
+    with data_workers(data), pytest.raises(MemoryFullError, match=r"train.*memory"):
+        list(batches_of(data))
 
 
 def test_one_that_waits_for_ever_does_not_keep_the_training_from_ending() -> None:
