@@ -29,6 +29,7 @@ from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Task
 from firecaffe.training.mix import Mixed, Mixing
+from firecaffe.training.updates.spread import UpdatingScaler
 
 
 def compiled(model: nn.Module) -> Callable[..., Any]:
@@ -212,7 +213,7 @@ class Forward:
         self.mixing = mixing or Mixing(config.seed)
         self.device = device or next(model.parameters()).device
         self.buffers = BufferChanges(model, outline=outline)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.autocast == "float16")
+        self.scaler = UpdatingScaler(self.device.type, enabled=config.autocast == "float16")
         # Whole numbers have the same sum in any order, so the task's counts bypass the tree.
         self.counts = self.no_counts()
         # the context of a forward

@@ -57,6 +57,7 @@ from firecaffe.training.plugins import Plugin, around_batches
 from firecaffe.training.shared_facts import doubt_of_data, doubt_of_weights, doubts_of, facts
 from firecaffe.training.state import State
 from firecaffe.training.updates.every_rank import EveryRank
+from firecaffe.training.updates.spread import ScalerNumbers
 from firecaffe.transport.auto_exchange import AutoChoice, choose_exchange
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
@@ -191,8 +192,8 @@ def build_learner(
     norms = Norms(holding, batches, samples) if samples else TrainedNorms()
     noise = make_noise_meter(run, update, mode)
     pieces = holding.pieces() | update.pieces() | mode.pieces() | norms.pieces()
-    numbers: dict[str, Numbers] = {"scalars": update.numbers(), "scaler": holding.forward.scaler}
-    numbers |= mode.numbers() | {"best": best, "noise": noise}
+    numbers: dict[str, Numbers] = {"scaler": ScalerNumbers(holding.forward.scaler)}
+    numbers |= {"scalars": update.numbers(), "best": best, "noise": noise} | mode.numbers()
     state = State(world, pieces, numbers)
     first_weights = file.read_into(state, outline)
     doubts += _begin(run, update, state, checkpoint)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from firecaffe.cluster.agree import text_of_first
+from firecaffe.cluster.agree import gather_json, text_of_first
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset
-from firecaffe.errors import DivergedError
+from firecaffe.errors import DivergedError, NotFiniteError
 from firecaffe.recipe.run import Run
 from firecaffe.training.best import Best, test_best
 from firecaffe.training.checkpoint import BEST, GOOD, Checkpoint, checkpoint_name
@@ -227,6 +227,7 @@ class _Loop:
                         "processes have the weights, too; firecaffe evaluate "
                         f"{t.best.checkpoint} tests them"
                     )
+        _check_updated(t, last)
         if recipe.checkpoint.every or recipe.checkpoint.every_s:
             records.say(t.saver.costs.line)
         result = result_of(
@@ -297,6 +298,19 @@ def _check_rise(t: Training, done: int) -> None:
     if line := t.learner.mode.rise.line:
         error = DivergedError(f"{line}; {t.steps.stepper.advice}")
         error.step = done
+        raise error
+
+
+def _check_updated(t: Training, done: int) -> None:
+    # Ranks without replicas, or beside a server, make no updates themselves.
+    scaler = t.learner.holding.forward.scaler
+    if scaler.is_enabled() and done and not any(gather_json(t.world, scaler.has_updated)):
+        error = NotFiniteError(
+            f"float16's loss scale has skipped the updates of all {done} steps, for a gradient was "
+            "not finite in each of them, so that nothing was trained; try train.autocast bfloat16 "
+            "or none, or more steps if these are few"
+        )
+        error.step, error.goes_along = done, not t.world.is_first
         raise error
 
 

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import firecaffe
-from firecaffe import CheckpointConfig, Recipe, RunConfig, SolverConfig, TrainConfig
+from firecaffe import (
+    CheckpointConfig,
+    Recipe,
+    RunConfig,
+    SolverConfig,
+    SynchronyConfig,
+    TrainConfig,
+)
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.errors import NotFiniteError
 from firecaffe.training.checkpoint import load_newest
@@ -111,6 +118,55 @@ def test_weights_that_overflow_in_an_update_are_not_saved(tmp_path: Path) -> Non
     # Nor is a norm beyond float32 clipped to nothing.
     said = fit(tmp_path / "clipped", "first", 1e38, clip_gradients=1.0)
     assert "the norm of the gradient" in said
+
+
+class NeverFinite(nn.Module):
+    """Its loss is finite, the gradient of each micro-batch is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        nothing: Tensor = _Spoil.apply(self.layer.weight, math.nan)  # type: ignore[no-untyped-call]
+        return torch.add(self.layer(images.flatten(1)), nothing)
+
+
+def skip_all(folder: Path, synchrony: SynchronyConfig, resume: Path | None = None) -> str:
+    recipe = Recipe(
+        train=TrainConfig(
+            global_batch_size=BATCH, micro_batch_size=MICRO_BATCH, steps=4, autocast="float16"
+        ),
+        checkpoint=CheckpointConfig(every=EVERY),
+        synchrony=synchrony,
+        run=RunConfig(folder=str(folder), tensorboard=False),
+    )
+    with pytest.raises(NotFiniteError) as caught:
+        firecaffe.train(recipe, NeverFinite, small_data(60), small_data(20, 1), resume=resume)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "synchrony",
+    [
+        SynchronyConfig(),
+        SynchronyConfig(mode="local", replicas=2, local_steps=2),
+        SynchronyConfig(mode="asynchronous", server="sharded"),
+    ],
+    ids=["every_step", "local", "asynchronous"],
+)
+def test_a_training_without_updates_is_no_training(
+    ranks: Ranks, tmp_path: Path, synchrony: SynchronyConfig
+) -> None:
+    """The loss scale takes each gradient for an overflow. A resume tells it of all steps, too."""
+    said, other = ranks.run(2, skip_all, tmp_path / "run", synchrony)
+    assert said == other
+    assert "all 4 steps" in said
+    fault = read(tmp_path / "run" / "fault.json")
+    assert (fault["kind"], fault["step"], fault["exit_code"]) == ("not_finite", 4, 18)
+    assert not (tmp_path / "run" / "result.json").exists()
+    middle = tmp_path / "run" / "checkpoints" / "step-00000002"
+    assert ranks.run(2, skip_all, tmp_path / "again", synchrony, middle)[0] == said
 
 
 def test_all_ranks_say_the_same(ranks: Ranks, tmp_path: Path) -> None:

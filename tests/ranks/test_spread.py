@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from firecaffe.cluster.group import divide
 from firecaffe.cluster.world import join
 from firecaffe.training.outcome import VOTES
-from firecaffe.training.updates.spread import Among, Found, LossScale, TensorPart
+from firecaffe.training.updates.spread import Among, Found, LossScale, TensorPart, UpdatingScaler
 from tests.world import Ranks
 
 NETWORK = {"cut": torch.float32, "of_all": torch.float32, "of_one": torch.float64}
@@ -44,7 +44,7 @@ def agreed(change: str, scaled: bool = False) -> tuple[Found, bool, Tensor]:
         if change == "beyond float32":
             own = {name: each * 1e38 for name, each in own.items()}
         named = {name: nn.Parameter(torch.zeros_like(each)) for name, each in own.items()}
-        scaler = torch.amp.GradScaler("cpu", init_scale=1.0, enabled=scaled)
+        scaler = UpdatingScaler("cpu", init_scale=1.0, enabled=scaled)
         optimizer = torch.optim.SGD(named.values(), 1.0)
         scale = LossScale(scaler, optimizer, world.device)
         for name, each in named.items():
@@ -107,7 +107,7 @@ def told_by_two_columns() -> Found:
             named = {"of_all": of_all} if world.rank in (0, 3) else {}
             network, parts = {"of_all": torch.float32}, {"of_all": TensorPart("of_all")}
             spread = Among([column, row], network, parts, named)
-            scaler = torch.amp.GradScaler("cpu", enabled=False)
+            scaler = UpdatingScaler("cpu", enabled=False)
             scale = LossScale(scaler, torch.optim.SGD([of_all], 1.0), world.device)
             return spread.agree(torch.tensor([3.0]), 0, torch.tensor([True]), True, scale)
 

@@ -28,11 +28,32 @@ from firecaffe.solvers.layer_rates import Norms, own_norms
 from firecaffe.transport.queue import Queue
 
 
+class UpdatingScaler(torch.amp.GradScaler):
+    """Torch's scaler, with whether it has let any update through since the training began."""
+
+    has_updated = False
+
+
+@dataclass(frozen=True)
+class ScalerNumbers:
+    """Its numbers in a checkpoint. Replicas keep torch's alone, which are part of a digest."""
+
+    scaler: UpdatingScaler
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.scaler.state_dict()
+        return {**state, "has_updated": self.scaler.has_updated} if state else state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scaler.load_state_dict(state)
+        self.scaler.has_updated = bool(state.get("has_updated", True))  # new since 0.2.0
+
+
 class LossScale:
     """Wraps torch's `GradScaler` so that ranks agree, as torch's `ShardedGradScaler` does."""
 
     def __init__(
-        self, scaler: torch.amp.GradScaler, optimizer: optim.Optimizer, device: torch.device
+        self, scaler: UpdatingScaler, optimizer: optim.Optimizer, device: torch.device
     ) -> None:
         self._scaler, self._optimizer, self._device = scaler, optimizer, device
         if self.is_on:
@@ -44,7 +65,7 @@ class LossScale:
 
     def apart(self, optimizer: optim.Optimizer) -> Self:
         """Return one that skips the same updates of another optimizer, if it is told of them."""
-        scaler = torch.amp.GradScaler(self._device.type, enabled=self.is_on)
+        scaler = UpdatingScaler(self._device.type, enabled=self.is_on)
         return type(self)(scaler, optimizer, self._device)
 
     @property
@@ -78,6 +99,7 @@ class LossScale:
         updates = not self.has_overflowed
         if updates:  # not by the scaler, which would undo the scale if nobody has done so here
             self._optimizer.step()
+            self._scaler.has_updated = True
         self._scaler.update()
         return updates
 

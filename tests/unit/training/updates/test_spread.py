@@ -6,7 +6,14 @@ from torch import nn
 from firecaffe.cluster.group import Group
 from firecaffe.parallel.cut import cut
 from firecaffe.solvers.layer_rates import Lamb
-from firecaffe.training.updates.spread import UNUSED, Among, LossScale, TensorPart, total
+from firecaffe.training.updates.spread import (
+    UNUSED,
+    Among,
+    LossScale,
+    TensorPart,
+    UpdatingScaler,
+    total,
+)
 
 
 def in_parts(whole: torch.Tensor, parts: int) -> tuple[dict[str, nn.Parameter], Among]:
@@ -26,7 +33,7 @@ def in_parts(whole: torch.Tensor, parts: int) -> tuple[dict[str, nn.Parameter], 
 
 def norm_of_gradient(spread: Among) -> torch.Tensor:
     """By what they agree on."""
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    scaler = UpdatingScaler("cpu", enabled=False)
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
     scale = LossScale(scaler, optimizer, torch.device("cpu"))
     return spread.agree(torch.zeros(1), 0, torch.ones(5, dtype=torch.bool), True, scale).norm
