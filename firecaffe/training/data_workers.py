@@ -177,7 +177,18 @@ class DataWorkers:
         raise again
 
     def _start(self) -> None:
+        """Start the workers. Raises: WorkerKilledError if the server that forks them is gone."""
         self._content = self.items.pickled()
+        try:
+            with _signals_blocked():  # for the server, too: Python lets them end it as it loads
+                self._start_each()
+        except (EOFError, ConnectionError) as error:
+            raise WorkerKilledError(
+                f"{self.items.name}: the process that starts its data workers was killed before "
+                "they were there; with workers=0 the training makes its samples itself"
+            ) from error
+
+    def _start_each(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([PRELOADED])
         for _ in range(self.count):
@@ -213,10 +224,21 @@ class DataWorkers:
             process.join()
 
 
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    # Of this thread alone, and of the processes that it starts.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def work(pipe: Connection) -> None:
     """Run a worker: receive the data set, then make batches until the rank is gone."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     threading.Thread(target=_end_with_rank, daemon=True).start()
     torch.set_num_threads(1)
     items: Items | None = None

@@ -7,7 +7,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -295,6 +295,40 @@ def test_one_that_the_kernel_kills_for_its_memory(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(data_workers_module, "kills_for_memory", count(4).__next__)
     data = of_workers(1, ends=7)
     with data_workers(data), pytest.raises(MemoryFullError, match=r"train.*memory"):
+        list(batches_of(data))
+
+
+@pytest.fixture
+def own_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Lets data workers come from a new server, which runs some code as it loads."""
+    server = forkserver.ForkServer()
+
+    def loads(code: str) -> None:
+        (tmp_path / "loaded_first.py").write_text(f"import os, signal\n{code}")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+        monkeypatch.setattr(data_workers_module, "PRELOADED", "loaded_first")
+        for name in ("connect_to_new_process", "set_forkserver_preload"):
+            monkeypatch.setattr(forkserver, name, getattr(server, name))
+
+    yield loads
+    server._stop()  # type: ignore[attr-defined]
+
+
+def test_their_server_ends_by_no_signal_that_all_processes_get(
+    own_server: Callable[[str], None],
+) -> None:
+    """As of Ctrl-C, while it loads."""
+    numbers = [int(number) for number in data_workers_module.IGNORED]
+    own_server(f"for number in {numbers}:\n    os.kill(os.getpid(), number)\n")
+    data = of_workers(1)
+    with data_workers(data):
+        assert len(list(batches_of(data))) > 1
+
+
+def test_their_server_is_killed(own_server: Callable[[str], None]) -> None:
+    own_server("os.kill(os.getpid(), signal.SIGKILL)")
+    data = of_workers(1)
+    with data_workers(data), pytest.raises(WorkerKilledError, match=r"train.*killed"):
         list(batches_of(data))
 
 
