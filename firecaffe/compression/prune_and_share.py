@@ -5,7 +5,7 @@ magnitudes); Zhu and Gupta 2017, arXiv 1710.01878 (the schedule); Guo, Yao and C
 1608.04493 (weights that return); Han, Mao and Dally 2016, arXiv 1510.00149, section 3 (sharing).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
@@ -50,11 +50,15 @@ def _matching(
     network: Mapping[str, nn.Parameter], word: str, patterns: Mapping[str, T]
 ) -> dict[str, T]:
     # Vectors that are no biases belong to normalization, and are never selected.
+    lengths = _directions(network).values()
     biases = [name for name in network if name.endswith(BIAS)]
     weights = [
         name
         for name, parameter in network.items()
-        if parameter.ndim > 1 and _layer(name) and "bias" not in name.rpartition(".")[2]
+        if parameter.ndim > 1
+        and _layer(name)
+        and "bias" not in name.rpartition(".")[2]
+        and name not in lengths
     ]
     values: dict[str, T] = {}
     for pattern, value in patterns.items():
@@ -66,6 +70,29 @@ def _matching(
             raise RecipeError(f"{word} has {pattern!r}, {_no_match(pattern, weights)}")
         values |= dict.fromkeys(matching, value)
     return {name: values[name] for name in network if name in values}
+
+
+LENGTHS = {"original1": "original0", "_v": "_g"}
+"""The ends of the names of weight_norm's directions, new and old, and of their lengths."""
+
+
+def _directions(network: Mapping[str, nn.Parameter]) -> dict[str, str]:
+    pairs = {
+        name: name.removesuffix(end) + length
+        for name in network
+        for end, length in LENGTHS.items()
+        if name.endswith(end)
+    }
+    return {
+        name: length
+        for name, length in pairs.items()
+        if length in network and _is_length(network[length].shape, network[name].shape)
+    }
+
+
+def _is_length(length: Sequence[int], direction: Sequence[int]) -> bool:
+    is_of_rows = len(length) == len(direction) and sum(size > 1 for size in length) <= 1
+    return is_of_rows and all(size in (1, n) for size, n in zip(length, direction, strict=True))
 
 
 def _layer(name: str) -> str:
@@ -162,6 +189,21 @@ def largest(scores: Tensor, count: int) -> Tensor:
     equal = (flat == least).nonzero()[:, 0][: count - int(kept.sum())]
     kept[equal] = True
     return (kept & (flat > 0)).view(scores.shape)
+
+
+def rows_of_directions(network: Mapping[str, nn.Parameter]) -> dict[str, tuple[int, ...]]:
+    """Return the directions of weight_norm by name, each with the dimensions of one of its rows."""
+    return {
+        name: tuple(dim for dim, size in enumerate(network[length].shape) if size == 1)
+        for name, length in _directions(network).items()
+    }
+
+
+def with_each_row(mask: Tensor, weights: Tensor, row: tuple[int, ...]) -> Tensor:
+    """Keep the largest weight of a row of which none is kept: a direction of zeros is NaN."""
+    sizes = weights.abs()
+    is_empty = mask.sum(row, keepdim=True) == 0
+    return mask | (is_empty & (sizes == sizes.amax(row, keepdim=True)))
 
 
 def with_hold(scores: Tensor, mask: Tensor) -> Tensor:

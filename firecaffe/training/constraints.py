@@ -35,9 +35,11 @@ from firecaffe.compression.prune_and_share import (
     largest,
     largest_of_all,
     pruned_weights,
+    rows_of_directions,
     share,
     shared_weights,
     threshold_of,
+    with_each_row,
     with_hold,
 )
 from firecaffe.errors import RecipeError
@@ -58,12 +60,14 @@ class Pruning:
         weights: Mapping[str, nn.Parameter],
         keep: Mapping[str, float],
         threshold: Mapping[str, float],
+        rows: Mapping[str, tuple[int, ...]],
         words: PruneConfig,
         wholes: Wholes,
     ) -> None:
         # weights: those that this rank updates, or parts of them. keep, threshold: by whole
-        # weights' names; each pruned weight is in one of them.
+        # weights' names; each pruned weight is in one of them. rows: of directions, likewise.
         self._weights, self._keep, self._threshold = weights, keep, threshold
+        self._rows = rows
         self._words, self._wholes = words, wholes
         # True where a weight is kept
         self.masks = {n: torch.ones_like(w, dtype=torch.bool) for n, w in weights.items()}
@@ -153,6 +157,8 @@ class Pruning:
         for name, mask in chosen.items():
             if not mask.any() and not name.endswith(BIAS):
                 raise RecipeError(_none_left(name, self._threshold.get(name)))
+            if name in self._rows:
+                chosen[name] = with_each_row(mask, weights[name], self._rows[name])
         self._wholes.put(chosen, self.masks)
 
     def _share(self, name: str, done: int) -> float:
@@ -323,7 +329,8 @@ def make_constraints(
     if recipe.prune.is_on:
         keep, threshold = pruned_weights(network, recipe.prune)
         pruned = {n: p for n, p in own.items() if wholes.name(n) in {**keep, **threshold}}
-        constraints.append(Pruning(pruned, keep, threshold, recipe.prune, wholes))
+        rows = rows_of_directions(network)
+        constraints.append(Pruning(pruned, keep, threshold, rows, recipe.prune, wholes))
     if recipe.share.is_on:
         bits = shared_weights(network, recipe.share)
         shared = {n: parameter for n, parameter in own.items() if wholes.name(n) in bits}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from firecaffe import ModelConfig, PruneConfig, Recipe, ShareConfig, SolverConfig
 from firecaffe.errors import RecipeError
@@ -300,3 +301,29 @@ def test_biases_are_meant_by_their_own_names() -> None:
     assert constraints_of(network(), model=ModelConfig(freeze=["0.*"])) == []
     [pruning] = constraints_of(frozen(), prune=PruneConfig({"*": 0.1, "0": 1.0}))
     assert [*pruning.masks] == ["3.weight"]
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize(
+    "prune",
+    [PruneConfig({"*": 0.1}), PruneConfig({}, {"*": 1.5}), PruneConfig({"*": 0.1}, how="surgery")],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_no_row_of_weight_norm_loses_all_its_weights(
+    prune: PruneConfig, dim: int, old: bool
+) -> None:
+    net = network()
+    (nn.utils.weight_norm if old else parametrizations.weight_norm)(net[0], dim=dim)
+    direction = net[0].weight_v if old else net[0].parametrizations.weight.original1
+    with torch.no_grad():  # rows of different scale, so that the smallest lose all their weights
+        direction.mul_(
+            torch.arange(1.0, 64).view(7, 9).T if dim else torch.arange(1.0, 64).view(9, 7)
+        )
+    trained = Trained(net, "sgd", prune=prune)
+    for _ in range(2):
+        trained.step()
+    assert direction.ne(0).any(1 - dim).all()
+    assert direction.eq(0).sum() > 40
+    assert not [name for name in trained.first.masks if name.endswith(("_g", "original0"))]
+    assert all(parameter.isfinite().all() for parameter in net.parameters())
