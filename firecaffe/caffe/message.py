@@ -7,6 +7,7 @@ for were not understood. They can be listed, so nothing is dropped silently.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isfinite
 from typing import NamedTuple, TypeGuard
 
 from firecaffe.errors import RecipeError
@@ -103,9 +104,10 @@ class Message:
     def numbers(self, name: str) -> list[float]:
         values = []
         for field in self.all(name):
-            if not isinstance(field.value, int | float):
-                raise self._wrong(field, "a number")
-            values.append(float(field.value))
+            value = field.value
+            if not isinstance(value, int | float) or not isfinite(value):
+                raise self._wrong(field, "a finite number")
+            values.append(float(value))
         return values
 
     def number(self, name: str, default: float = 0.0) -> float:

@@ -48,7 +48,11 @@ def of_ours(message: Message) -> Plain:
     """The same from ours, whose values are asked for as what they must be."""
     plain: Plain = {
         "i": message.integers("i"),
-        "d": [str(each) for each in message.numbers("d")],
+        "d": [
+            str(float(each.value))
+            for each in message.all("d")
+            if isinstance(each.value, float | int)
+        ],
         "b": [Message([each]).flag("b") for each in message.all("b")],
         "s": message.texts("s"),
         "e": message.choices("e", MEMBERS),
@@ -176,9 +180,15 @@ def test_lines_are_those_of_the_names() -> None:
 def test_whole_numbers_beyond_64_bits_are_numbers_yet() -> None:
     message = parse("a: 18446744073709551616 b: " + "9" * 400)
     assert message.numbers("a") == [2.0**64]
-    assert message.number("b") == float("inf")
+    assert message.all("b")[0].value == float("inf")
     with pytest.raises(CaffeError, match="expected a whole number"):
         message.integer("a")
+
+
+@pytest.mark.parametrize("value", ["nan", "-inf", "1e999"])
+def test_numbers_that_are_not_finite_are_named(value: str) -> None:
+    with refused(CaffeError, ["prototxt:2", "loss_weight", "finite"]):
+        parse(f"\nloss_weight: {value}").numbers("loss_weight")
 
 
 def test_files_as_they_are_found(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_words_without_effect_are_not_written_down_but_told() -> None:
         ('lr_policy: "plateau"', r':2: lr_policy is "plateau"; expected one of fixed, step'),
         ("\n\nclip_gradients: 0", r":4: clip_gradients is 0"),
         ('regularization_type: "L3"', r":2: regularization_type is .L3.; expected L2 or L1"),
-        ("base_lr: none", r":2: base_lr is none; expected a number"),
+        ("base_lr: none", r":2: base_lr is none; expected a finite number"),
     ],
 )
 def test_refused(words: str, said: str) -> None:
