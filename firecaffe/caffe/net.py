@@ -121,9 +121,10 @@ def load(
     modules: Mapping[str, nn.Module],
     blobs: Mapping[str, Sequence[Tensor | Array]],
 ) -> Loaded:
-    """Fill layers from the blobs of their names. Raises CaffeError if a layer has other shapes."""
+    """Fill layers from the blobs of their names. Raises CaffeError (shapes; a name of two)."""
     loaded = Loaded()
     seen: set[str] = set()
+    by_name: dict[str, Call] = {}
     for call in calls:
         tensors = blobs_of(call.step.kind, modules[call.module])
         name = call.step.layer.text("name")
@@ -133,6 +134,7 @@ def load(
         if name not in blobs:
             loaded.fresh.append(name)
             continue
+        _check_name(call, by_name.setdefault(name, call), modules)
         _check_fits(call, tensors, blobs[name])
         with torch.no_grad():
             for (place, tensor), values in zip(tensors.items(), blobs[name], strict=True):
@@ -142,6 +144,15 @@ def load(
     known = {call.step.layer.text("name") for call in calls}
     loaded.unused = [name for name, held in blobs.items() if held and name not in known]
     return loaded
+
+
+def _check_name(call: Call, first: Call, modules: Mapping[str, nn.Module]) -> None:
+    tensors, others = (blobs_of(c.step.kind, modules[c.module]) for c in (call, first))
+    if not {*map(id, tensors.values())} <= {*map(id, others.values())}:
+        raise call.step.layer.error(
+            f"{call.step.layer.text('name')!r} is the name of line {first.step.layer.line} too, "
+            "and a file has weights by names; expected another name"
+        )
 
 
 def _check_fits(

@@ -242,7 +242,7 @@ def deployed(network: TrainedNet) -> Deployed:
     shape = Message([Field("dim", size, 0) for size in answer.shape])
     param = Field("input_param", Message([Field("shape", shape, 0)]), 0)
     fields.append(_layer(answer.source, "Input", [], [answer.source], param))
-    layers = []
+    layers: list[TrainedLayer] = []
     for call in answer.calls:
         kept = [field for field in call.step.layer.fields if field.name not in OF_TRAINING]
         fields.append(Field("layer", Message(kept), 0))
@@ -250,6 +250,11 @@ def deployed(network: TrainedNet) -> Deployed:
         blobs = blobs_of(call.step.kind, module)
         _check_whole(call.step.name, module, bool(blobs))
         if blobs:
+            if any(layer.name == call.step.layer.text("name") for layer in layers):
+                raise call.step.layer.error(
+                    f"a layer before has the name {call.step.layer.text('name')!r} too, and Caffe "
+                    "finds weights by names; expected another name"
+                )
             arrays = [blob.detach().cpu().float().numpy() for blob in blobs.values()]
             layers.append(TrainedLayer(call.step.layer.text("name"), call.step.type, arrays))
     output, axis = answer.blob, None

@@ -155,6 +155,16 @@ def test_the_softmax_is_along_the_axis_of_the_loss(tmp_path: Path) -> None:
     assert "axis: -1" in (tmp_path / "net.prototxt").read_text()
 
 
+def test_layers_of_one_name_do_not_go_to_caffe(tmp_path: Path) -> None:
+    text = conv("data", "a", "num_output: 4 kernel_size: 1") + conv(
+        "a", "last", "num_output: 4 kernel_size: 1"
+    ).replace('name: "last"', 'name: "a"')
+    network = TrainedNet(parse(INPUT + text + OUT + LOSS, "twice"))
+    with pytest.raises(RecipeError, match="'a' too"):
+        export_caffemodel(network, None, tmp_path / "net.caffemodel")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_network_that_was_not_imported_does_not_go_to_caffe(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="imported"):
         export_caffemodel(nn.Linear(2, 2), None, tmp_path / "net.caffemodel")

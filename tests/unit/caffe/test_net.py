@@ -188,6 +188,18 @@ def test_the_mode_is_the_phases() -> None:
 LOADED = DATA + A + full("b/c", "a", "b") + layer("BatchNorm", "b", "b")
 
 
+def test_blobs_of_a_name_that_two_layers_have_are_refused() -> None:
+    text = LOADED.replace("b/c", "a")
+    blobs = {"a": [torch.ones(3, 3), torch.ones(3)]}
+    with pytest.raises(CaffeError, match=r":3: 'a' is the name of line 2 too"):
+        net_of(text).load(blobs)
+    loaded = net_of(text).load({"batchnorm": [torch.ones(3), torch.ones(3), torch.ones(1)]})
+    assert loaded.fresh == ["a", "a"]
+    shared = 'param { name: "w" } param { name: "b" }'
+    twice = full("a", "data", "a", more=shared) + full("a", "a", "b", more=shared)
+    assert net_of(DATA + twice).load(blobs).filled == ["a", "a"]
+
+
 def test_blobs_are_loaded_by_name() -> None:
     net = net_of(LOADED)
     blobs = {
