@@ -75,6 +75,8 @@ class BufferChanges:
                 if parameter is not None and id(parameter) in kept:
                     entry = BufferEntry(module._parameters, name, "")
                     places.setdefault(parameter, []).append(entry)
+        self.together = _together(places)
+        """The names of buffers in another one's memory, and the other's: each gets its own."""
         dtypes = dict.fromkeys(buffer.dtype for buffer in places)
         # Changes are summed in one dtype on all ranks, or the bits would follow the cut.
         of_all = {*dtypes, *(b.dtype for b in (model if outline is None else outline).buffers())}
@@ -201,6 +203,22 @@ class KeptBuffers:
 def _is_same(one: Tensor, other: Tensor) -> bool:
     same = one.data_ptr() == other.data_ptr() and one.shape == other.shape
     return same and one.stride() == other.stride()
+
+
+def _together(places_of: Mapping[Tensor, Sequence[BufferEntry]]) -> dict[str, str]:
+    spans: dict[int, list[tuple[range, str]]] = {}
+    together: dict[str, str] = {}
+    for buffer, places in places_of.items():
+        steps = zip(buffer.shape, buffer.stride(), strict=True)
+        last = sum((size - 1) * step for size, step in steps) if buffer.numel() else -1
+        begin, path = buffer.storage_offset() * buffer.itemsize, places[0].path
+        span = range(begin, begin + (int(last) + 1) * buffer.itemsize)
+        others = spans.setdefault(buffer.untyped_storage().data_ptr(), [])
+        for other_span, other in others:
+            if max(span.start, other_span.start) < min(span.stop, other_span.stop):
+                together |= {path: other, other: path}
+        others.append((span, path))
+    return together
 
 
 def _make_flat(places_of: dict[Tensor, list[BufferEntry]]) -> _FlatBuffers:

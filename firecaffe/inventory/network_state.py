@@ -286,10 +286,9 @@ class ForwardWatch:
             if isinstance(module, _NormBase)
             for buffer in module._buffers
         }
-        for name, now in self.network.named_buffers():
+        for name, now in self.changed_buffers().items():
             before = self._buffers[name]
-            is_known = name in of_batch_norm or name.endswith(EXTRA_STATE_BYTES)
-            if is_known or torch.equal(before, now):
+            if name in of_batch_norm or name.endswith(EXTRA_STATE_BYTES):
                 continue
             if not now.is_floating_point():
                 most = int((now.long() - before.long()).abs().max())
@@ -300,6 +299,13 @@ class ForwardWatch:
                 if not bool(rows.all()):
                     in_places[name] = f"{int(rows.sum())} of its {len(now)} rows"
         return Changes(frozen, in_places, steps, draws)
+
+    def changed_buffers(self) -> dict[str, Tensor]:
+        return {
+            name: now
+            for name, now in self.network.named_buffers()
+            if not torch.equal(self._buffers[name], now)
+        }
 
     def changed(self) -> list[str]:
         return [

@@ -118,6 +118,12 @@ class FirstLook:
         watch = ForwardWatch(forward.model)
         loss, outputs = forward.loss_of(mixed)
         changes = watch.changes()
+        together = forward.buffers.together
+        if name := next(filter(together.get, watch.changed_buffers()), ""):
+            raise RecipeError(
+                f"buffers {name} and {together[name]} share memory, and forward changes it; "
+                "expected one buffer, and views of it made in forward"
+            )
         self._put_back()
         return changes, outputs, tensor_digest(loss)
 

@@ -39,6 +39,7 @@ from firecaffe.training.forward import check_compiler
 from firecaffe.training.plugins import VARIABLE, Plugin, load_plugins
 from firecaffe.training.saver import Write
 from tests.kit.training import ALONE, recipe_in, recipe_with, record_of
+from tests.kit.training import data as points
 from tests.kit.training_fixtures import Patch
 from tests.unit.tasks.test_table import OWN
 
@@ -329,3 +330,29 @@ def test_gradients_too_short_for_a_loss_scale_are_named() -> None:
     check_scaled(Recipe(train=TrainConfig(autocast="bfloat16")), named)
     with pytest.raises(RecipeError, match=r"autocast float16 .*head\.bias is torch\.float16"):
         check_scaled(Recipe(train=TrainConfig(autocast="float16")), named)
+
+
+class Together(nn.Linear):
+    """Two buffers in one memory, of which forward may change one."""
+
+    def __init__(self, changes: bool) -> None:
+        super().__init__(2, 4)
+        self.changes = changes
+        self.register_buffer("one", torch.zeros(4))
+        self.register_buffer("other", self.get_buffer("one")[2:])
+
+    def forward(self, values: Tensor) -> Tensor:
+        if self.changes and self.training:
+            self.get_buffer("one").add_(1)
+        return super().forward(values) * (1 + self.get_buffer("other").sum())
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_buffers_in_one_memory_are_taken_if_none_changes(changes: bool, tmp_path: Path) -> None:
+    sizes = {"global_batch_size": 12, "micro_batch_size": 2, "steps": 1}
+    recipe, sets = recipe_in(tmp_path / "run", train=sizes), (points(40, 0), points(8, 1))
+    if not changes:
+        firecaffe.train(recipe, lambda: Together(changes), *sets)
+        return
+    with pytest.raises(RecipeError, match="share memory"):
+        firecaffe.train(recipe, lambda: Together(changes), *sets)
