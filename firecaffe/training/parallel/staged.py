@@ -5,6 +5,7 @@ next stage that has the same ones. So the next stage computes part by part, as w
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from firecaffe.training.parallel.split_network import (
     find_parts,
     outline_of,
 )
+from firecaffe.user_code import failed
 
 PARTS = "firecaffe: parts of a tensor"
 """The first key of a dictionary that stands for a tensor in parts between stages."""
@@ -213,7 +215,12 @@ def _split(
 
 def _cut(network: nn.Module, names: Sequence[str]) -> tuple[list[Stage], list[Stage]]:
     training = cut_stages(network, names)
-    with evaluating(network):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(evaluating(network))
+        except RuntimeError as error:
+            said = "stages: the network's train(), which may not write to weights of other stages"
+            raise failed(f"{said} (as LoRA that merges),", error) from error
         return training, cut_stages(network, names)
 
 

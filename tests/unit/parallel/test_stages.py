@@ -14,11 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from firecaffe import ParallelConfig
 from firecaffe.errors import RecipeError
 from firecaffe.models.googlenet import classification_loss
 from firecaffe.models.known_networks import MODELS, build_model
 from firecaffe.parallel.passed import pack, tensors_in
 from firecaffe.parallel.stages import cut_stages
+from firecaffe.training.parallel.staged import check_stages
 from tests.kit.training_modules import Composed
 from tests.unit.parallel.in_stages import check_same_bits, narrow, run_in_stages, sent
 from tests.unit.parallel.odd import odd, odd_loss
@@ -273,6 +275,21 @@ def test_one_tensor_at_two_places_stays_one() -> None:
 def test_values_that_cannot_be_sent(value: Any) -> None:
     with pytest.raises(RecipeError, match="goes from one stage to the next"):
         pack(value)
+
+
+class Merging(nn.Linear):
+    def train(self, mode: bool = True) -> "Merging":
+        self.weight.data += -1 if mode else 1
+        return super().train(mode)
+
+
+def test_a_network_whose_train_writes_to_weights_of_other_stages_is_refused() -> None:
+    network, words = nn.Sequential(nn.Linear(2, 2), Merging(2, 2)), ParallelConfig(1, stages=["1"])
+    check_stages(network, words)
+    weight = network.get_parameter("1.weight")
+    weight.data = torch.zeros(()).expand(2, 2)  # as of another stage
+    with pytest.raises(RecipeError, match=r"^stages: .* raised RuntimeError"):
+        check_stages(network, words)
 
 
 @pytest.mark.parametrize(
