@@ -26,7 +26,7 @@ from firecaffe.data.image_folder import (
     notes_of,
     read_image_file,
 )
-from firecaffe.errors import DataError, RecipeError
+from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import replaced
@@ -35,7 +35,7 @@ from firecaffe.tasks.outputs import prediction_of
 from firecaffe.training.evaluation import autocast
 from firecaffe.training.forward import laid_out, seed_random
 from firecaffe.training.given_parts import About
-from firecaffe.user_code import is_caffe
+from firecaffe.user_code import failed, is_caffe
 
 GRAY = (19595, 38470, 7471)
 """Weights of red, green and blue in gray, of 65536. Source: ITU-R BT.601, as Pillow rounds it."""
@@ -162,6 +162,7 @@ def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, 
     expected = "uint8" if about.sample_CHW else about.input_dtype
     if array.dtype.name == "float64" and expected == "float32":
         array = array.astype(np.float32)  # numpy's default
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype.name != expected:
         raise DataError(
             f"{path}: is of {array.dtype}; expected {expected}; save samples as the run's data set "
@@ -281,7 +282,13 @@ def predictions(
     read = READERS.get(meaning(recipe.task.name), _values)
     for number, (names, inputs) in enumerate(batches):
         seed_random(recipe.train.seed, "evaluation", number)
-        outputs = outputs_of(model, inputs, recipe.train, device)
+        try:
+            outputs = outputs_of(model, inputs, recipe.train, device)
+        except FirecaffeError:
+            raise
+        except Exception as error:
+            some = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+            raise failed(f"the network does not take {some}: it", error) from error
         yield from map(read, names, outputs.float().cpu())
 
 

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import firecaffe
-from firecaffe import DataConfig
+from firecaffe import DataConfig, Recipe
 from firecaffe.cli import main
 from firecaffe.data import open_data
-from firecaffe.errors import RecipeError
+from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.training.given_parts import About
-from firecaffe.training.prediction import as_inputs, read_image
+from firecaffe.training.prediction import as_inputs, predictions, read_image
 from tests.kit.data_photos import make_folder
 from tests.kit.training import recipe_in
 from tests.kit.training_fixtures import Capture
@@ -192,12 +193,14 @@ def test_arrays_are_as_the_data_set_gives_them(own: Path, tmp_path: Path, capsys
     samples = IMAGES[:7].numpy()
     np.save(tmp_path / "rows.npy", samples)
     np.save(tmp_path / "one.npy", samples[2].astype(np.float64))
-    rows = table(capsys, folder, tmp_path / "rows.npy", tmp_path / "one.npy")
-    names = [f"{tmp_path / 'rows.npy'}[6]", str(tmp_path / "one.npy")]
-    assert [row["sample"] for row in rows[-2:]] == names
+    np.save(tmp_path / "big-endian.npy", samples[2].astype(">f4"))
+    files = [tmp_path / f"{name}.npy" for name in ("rows", "one", "big-endian")]
+    rows = table(capsys, folder, *files)
+    names = [f"{files[0]}[6]", str(files[1]), str(files[2])]
+    assert [row["sample"] for row in rows[-3:]] == names
     expected = table(capsys, folder)
     values = [float(row["value_1"]) for row in rows]
-    assert values == pytest.approx([float(expected[n]["value_1"]) for n in (*range(7), 2)])
+    assert values == pytest.approx([float(expected[n]["value_1"]) for n in (*range(7), 2, 2)])
 
     np.save(tmp_path / "bytes.npy", np.zeros((3, 4, 4), np.uint8))
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
@@ -211,6 +214,12 @@ def test_arrays_are_as_the_data_set_gives_them(own: Path, tmp_path: Path, capsys
     Image.new("RGB", (4, 4)).save(tmp_path / "image.png")
     said = "an input of the run (3x4x4)"
     refused(capsys, RecipeError.exit_code, said, folder, tmp_path / "image.png")
+
+
+def test_samples_that_the_network_does_not_take_are_named() -> None:
+    batches = [(["some.npy", "other.npy"], torch.tensor([[1, 2], [3, 7]]))]
+    with pytest.raises(OwnCodeError, match=r"some\.npy to other\.npy: it raised IndexError"):
+        list(predictions(nn.Embedding(5, 3), Recipe(), iter(batches), torch.device("cpu")))
 
 
 def test_an_array_of_a_data_set_of_ours_is_an_image(tmp_path: Path, capsys: Capture) -> None:
