@@ -29,6 +29,8 @@ from firecaffe.tasks.outputs import prediction_of
 # in another order.
 RELATIVE, ABSOLUTE = 1e-3, 1e-4
 
+RUNS = "onnxruntime does not run"
+
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
 
 # the name of the dimension that may have any length
@@ -98,10 +100,12 @@ def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Export
             )
             assert program is not None
             program.save(str(aside), external_data=False)
-        session = runtime.InferenceSession(str(aside), providers=["CPUExecutionProvider"])
+        with _explained("onnx", RUNS):
+            session = runtime.InferenceSession(str(aside), providers=["CPUExecutionProvider"])
 
         def run(batch: Tensor) -> Tensor:
-            (outputs,) = session.run(["outputs"], {"inputs": batch.numpy()})
+            with _explained("onnx", RUNS):
+                (outputs,) = session.run(["outputs"], {"inputs": batch.numpy()})
             return torch.from_numpy(outputs)
 
         most = _compare(predicting, run, inputs, path, f"onnxruntime {runtime.__version__}")
@@ -239,7 +243,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _explained(name: str, what: str = "torch cannot export") -> Iterator[None]:
     try:
         yield
     except OSError:
@@ -250,6 +254,4 @@ def _explained(name: str) -> Iterator[None]:
             cause = cause.__cause__
         lines = [line for line in str(cause).splitlines() if line.strip()]
         said = lines[0].strip() if lines else type(cause).__name__
-        raise RecipeError(
-            f"{option('to')} {name}: torch cannot export this network: {said:.300}"
-        ) from error
+        raise RecipeError(f"{option('to')} {name}: {what} this network: {said:.300}") from error

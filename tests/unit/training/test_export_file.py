@@ -43,3 +43,16 @@ def test_why_torch_refuses_a_network_is_said_for_onnx_too(tmp_path: Path) -> Non
         with pytest.raises(RecipeError, match="data-dependent"):
             export(Branching(), INPUTS, tmp_path / "net")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_network_that_onnxruntime_does_not_run_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+
+    class Half(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs.bfloat16()).float()
+
+    with pytest.raises(RecipeError, match="onnxruntime does not run"):
+        export_onnx(Half(3, 2, dtype=torch.bfloat16), INPUTS, tmp_path / "net.onnx")
+    assert list(tmp_path.iterdir()) == []
