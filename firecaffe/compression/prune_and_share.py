@@ -5,6 +5,7 @@ magnitudes); Zhu and Gupta 2017, arXiv 1710.01878 (the schedule); Guo, Yao and C
 1608.04493 (weights that return); Han, Mao and Dally 2016, arXiv 1510.00149, section 3 (sharing).
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -127,14 +128,18 @@ def fold_normalization(network: nn.Module) -> list[str]:
 
     The mean becomes 0 and the variance 1 - eps, so that a file needs no numbers for them. Outputs
     in evaluation are equal up to rounding. Do not train the network further. A BatchNorm without
-    statistics, or without weight and bias, is not changed.
+    statistics, without weight and bias, or with those of another layer too, is not changed.
     """
     folded = []
+    users = Counter(
+        id(parameter) for layer in network.modules() for parameter in layer._parameters.values()
+    )
     for name, layer in network.named_modules():
         if not isinstance(layer, _BatchNorm) or not layer.affine:
             continue
         mean, var = layer.running_mean, layer.running_var
-        if mean is None or var is None:
+        is_shared = users[id(layer.weight)] > 1 or users[id(layer.bias)] > 1
+        if mean is None or var is None or is_shared:
             continue
         scale = layer.weight.double() / (var.double() + layer.eps).sqrt()
         layer.bias.copy_(layer.bias.double() - mean.double() * scale)

@@ -44,3 +44,13 @@ def test_what_is_left_is_exactly_a_scale_and_a_shift(eps: float) -> None:
     expected = images.double() * weight + bias
     torch.testing.assert_close(norm(images).detach(), expected.float(), rtol=1e-7, atol=0)
     assert torch.equal(F.relu(norm(images)) > 0, expected > 0)
+
+
+def test_layers_that_share_weight_and_bias_are_left() -> None:
+    one, other, alone = (nn.BatchNorm1d(4) for _ in range(3))
+    other.weight, other.bias = one.weight, one.bias
+    net = nn.Sequential(one, nn.ReLU(), other, alone)
+    net(torch.randn(16, 4) * 3 + 1)
+    before, values = copy.deepcopy(net.eval()), torch.randn(5, 4)
+    assert fold_normalization(net) == ["3"]
+    torch.testing.assert_close(net(values), before(values))
