@@ -183,6 +183,11 @@ class Inventory:
                 f"forward carries over {some_of(carried)}, which are neither parameters nor "
                 "buffers: no checkpoint and no other worker has them; register_buffer, or "
                 "get_extra_state and set_extra_state"
+                + (
+                    ", in the network, which gives the loss what it needs"
+                    if any(path.startswith("loss.") for path in carried)
+                    else ""
+                )
             )
         if not self.evaluated.repeats:
             reasons.append(

@@ -63,7 +63,7 @@ from firecaffe.training.plugins import (
 from firecaffe.training.records import Records, Use, say
 from firecaffe.training.result import Result
 from firecaffe.training.saver import Saver
-from firecaffe.training.shared_facts import describe_training, unrepeatable
+from firecaffe.training.shared_facts import ask_twice, describe_training
 from firecaffe.training.start import FaultTeller, Start, StopRequest, find_start, tell_faults
 from firecaffe.transport.auto_exchange import AutoChoice
 from firecaffe.transport.local_ranks import ranks_per_host
@@ -236,11 +236,11 @@ def _train_in(
 
 
 def _open_watched(recipe: Recipe, parts: Parts, world: World) -> tuple[Data, list[str], list[str]]:
-    """Open the data, and return their unrepeatable parts and doubts of what they ask."""
+    """Open the data, and return the parts that do not repeat, and doubts of what they do."""
     with size_asked() as asked:
         data = open_parts(recipe, parts)
-        unlike = unrepeatable(world, data)
-    return data, unlike, doubts_of_world("a data set", asked)
+        unlike, doubts = ask_twice(world, data)
+    return data, unlike, doubts + doubts_of_world("a data set", asked)
 
 
 def _open_records(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from firecaffe.cluster.agree import gather_text
@@ -15,15 +15,15 @@ from firecaffe.data import Batch, Batches, num_samples
 from firecaffe.data.dataset import map_batch
 from firecaffe.errors import RecipeError
 from firecaffe.inventory.asked_world import check_asked, world_asked
-from firecaffe.inventory.findings import InEvaluation, Inventory, mean_of
-from firecaffe.inventory.network_state import (
-    Changes,
+from firecaffe.inventory.attributes import (
     Digests,
-    ForwardWatch,
     attributes_of,
-    kinds_of,
+    attributes_of_loss,
+    carried_over,
     tensor_digest,
 )
+from firecaffe.inventory.findings import InEvaluation, Inventory, mean_of
+from firecaffe.inventory.network_state import Changes, ForwardWatch, kinds_of
 from firecaffe.training.evaluation import evaluating
 from firecaffe.training.forward import Forward, laid_out, seed_random
 
@@ -74,7 +74,7 @@ class FirstLook:
         if other is not None:
             self._at(other)
         _, _, again = self._at(first)
-        carried = _carried_over(begun, after, self._attributes())
+        carried = carried_over(begun, after, self._attributes())
         repeats = again == value or not is_repeatable(self.forward)
         loss = mean_of(word, self.forward.task.loss, outputs, first[1])
         self._check_frozen(changes.frozen)
@@ -103,7 +103,7 @@ class FirstLook:
                 "training"
             )
         repeats = digests[0] == digests[1] or not is_repeatable(forward)
-        return InEvaluation(_carried_over(begun, *attributes), repeats)
+        return InEvaluation(carried_over(begun, *attributes), repeats)
 
     def _check_frozen(self, changed: Sequence[str]) -> None:
         if changed and not self.keeps_frozen:
@@ -128,12 +128,8 @@ class FirstLook:
         return changes, outputs, tensor_digest(loss)
 
     def _attributes(self) -> Digests:
-        digests = attributes_of(self.forward.model)
-        loss = self.forward.task.loss
-        if isinstance(loss, nn.Module):
-            digests |= {f"loss.{path}": digest for path, digest in attributes_of(loss).items()}
-            digests |= {f"loss.{n}": tensor_digest(b) for n, b in loss.named_buffers()}
-        return digests
+        of_loss = attributes_of_loss(self.forward.task.loss)
+        return attributes_of(self.forward.model) | of_loss
 
     @torch.no_grad()
     def _put_back(self) -> None:
@@ -165,8 +161,3 @@ def _another(batches: Batches) -> Batch | None:
             if num_samples(*batch):
                 return batch
     return None
-
-
-def _carried_over(begun: Digests, after: Digests, again: Digests) -> list[str]:
-    # Attributes that forward changes, and that differ after the same micro-batch again.
-    return [path for path, v in after.items() if begun.get(path) != v and again.get(path) != v]

@@ -15,12 +15,14 @@ from firecaffe.errors import RunError
 from firecaffe.exchange import parse_hierarchical
 from firecaffe.exchange.route import HOOK
 from firecaffe.gradients.probe import Probe
+from firecaffe.inventory.attributes import attributes_of_data, carried_over
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import source_digest
 from firecaffe.runs.run_folder import ENVIRONMENT, read_run_file
 from firecaffe.training.checkpoint import Checkpoint
+from firecaffe.value_checks import some_of
 
 
 def facts(
@@ -35,8 +37,8 @@ def facts(
 ) -> dict[str, str]:
     """Return the facts that all ranks must share before they train together, by their names.
 
-    model: the whole network. unlike: the `unrepeatable` parts of the data, of which only the size
-    is compared. own_code: see `training.learner`. weights_sha256: of the file of the first
+    model: the whole network. unlike: the parts of the data that do not repeat, of which only the
+    size is compared. own_code: see `training.learner`. weights_sha256: of the file of the first
     weights.
     """
     code = {"torch": torch.__version__, "source": source_digest()[:12]}
@@ -96,11 +98,28 @@ def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) ->
     return describe(data.train, is_repeatable) + shards + drawn
 
 
-def unrepeatable(world: World, data: Data) -> list[str]:
-    """Return the parts of the data that gave a rank other samples when they were read twice."""
-    local_names = [name for name, part in data.parts.items() if not is_repeatable(part)]
-    stated = gather_json(world, local_names)
-    return [name for name in data.parts if any(name in names for names in stated)]
+def ask_twice(world: World, data: Data) -> tuple[list[str], list[str]]:
+    """Return the parts that gave a rank other samples when they were read twice, and doubts.
+
+    A doubt is about what a data set of a user's counts: a cache is full when it is read once more.
+    """
+    unlike, carried = list[str](), dict[str, list[str]]()
+    for name, part in data.parts.items():
+        begun = attributes_of_data(part)
+        if not is_repeatable(part):
+            unlike.append(name)
+        elif (after := attributes_of_data(part)) != begun:
+            is_repeatable(part)
+            carried[name] = carried_over(begun, after, attributes_of_data(part))
+    stated = gather_json(world, {"unlike": unlike, "carried": carried})
+    doubts = [
+        f"the {name} set carries over {some_of(paths)} from sample to sample: no checkpoint and no "
+        "other worker has it; samples must depend on their number, and on "
+        "firecaffe.data.current_key()"
+        for name in data.parts
+        if (paths := next(filter(None, (row["carried"].get(name) for row in stated)), None))
+    ]
+    return [name for name in data.parts if any(name in row["unlike"] for row in stated)], doubts
 
 
 def doubt_of_data(part: str) -> str:

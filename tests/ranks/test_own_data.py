@@ -210,3 +210,28 @@ def test_data_that_ask_for_the_number_of_ranks_are_doubted(
     doubts = trained(2, OF_SEEDS, OfShards(is_named=is_named)).identity_doubts
     asked = "WORLD_SIZE" if is_named else "get_world_size"
     assert any("data set" in doubt and asked in doubt for doubt in doubts)
+
+
+class Counted(Drawing):
+    """A curriculum by the samples that it has given."""
+
+    calls = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls += 1
+        return super().__getitem__(index)
+
+
+@dataclass(frozen=True)
+class OfCounts(Training):
+    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
+        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
+        data, test_set = Counted(is_training=True), Drawing(is_training=False)
+        return firecaffe.train(recipe, Depth, data, test_set, validation_set=test_set)
+
+
+def test_a_data_set_that_counts_is_doubted(trained: Trained) -> None:
+    """Each worker counts what it asks for, and a resume begins anew."""
+    (doubt,) = trained(2, OF_SEEDS, OfCounts()).identity_doubts
+    assert "training set" in doubt
+    assert "calls" in doubt

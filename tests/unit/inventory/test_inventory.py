@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,17 +10,24 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset
 
 from benchmarks.training.unusual import layers, refused
 from benchmarks.training.unusual.layers import contrast
 from benchmarks.training.unusual.teachers import Teacher
+from firecaffe.data import from_torch
 from firecaffe.errors import RecipeError
 from firecaffe.generators import NUMPY, PYTHON, TORCH
+from firecaffe.inventory.attributes import (
+    attributes_of,
+    attributes_of_data,
+    attributes_of_loss,
+    carried_over,
+)
 from firecaffe.inventory.findings import MEAN, RAISED, UNKNOWN, WHOLE, check_reduction, mean_of
 from firecaffe.inventory.network_state import (
     Changes,
     ForwardWatch,
-    attributes_of,
     check_state,
     kinds_of,
 )
@@ -68,6 +76,84 @@ def test_what_changes_is_seen(path: str) -> None:
     after = attributes_of(network)
     changed = {name for name in after if before.get(name) != after[name]}
     assert path in changed <= {path, *WITH_IT}
+
+
+class Counting:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, _: Tensor) -> Tensor:
+        self.calls += 1
+        return outputs.mean()
+
+    def method(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self(outputs, targets)
+
+
+def closure() -> Loss:
+    calls = 0
+
+    def loss(outputs: Tensor, _: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return outputs.mean()
+
+    return loss
+
+
+LOSSES_THAT_COUNT: dict[str, Loss] = {
+    "loss.calls": Counting(),
+    "loss.func.calls": partial(Counting()),
+    "loss.calls by a method": Counting().method,
+    "loss.calls in a closure": closure(),
+}
+
+
+@pytest.mark.parametrize("path", LOSSES_THAT_COUNT)
+def test_what_a_loss_counts_is_seen(path: str) -> None:
+    loss, states = LOSSES_THAT_COUNT[path], list[dict[str, str]]()
+    for _ in range(3):
+        states.append(attributes_of_loss(loss))
+        loss(VALUES, VALUES)
+    assert carried_over(*states) == [path.partition(" ")[0]]
+    assert not carried_over(*[attributes_of_loss(F.cross_entropy)] * 3)
+
+
+def test_what_a_schedule_that_a_network_calls_counts_is_seen() -> None:
+    called = lambda module, values: module.schedule(values, values)  # noqa: E731
+    network, states = Composed(called, schedule=Counting()), list[dict[str, str]]()
+    for _ in range(3):
+        states.append(attributes_of(network))
+        network(VALUES)
+    assert carried_over(*states) == ["schedule.calls"]
+
+
+class Seen(Dataset[Tensor]):
+    def __init__(self) -> None:
+        self.seen, self.cache, self.files = 0, dict[int, Tensor](), ["a"] * 1000
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.seen += 1
+        return self.cache.setdefault(index, torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "path"),
+    [
+        (lambda seen: seen, "seen"),
+        (lambda seen: Subset(seen, [1, 0]), "dataset.seen"),
+        (from_torch, "seen"),
+    ],
+)
+def test_what_a_data_set_counts_is_seen(wrap: Callable[[Any], Any], path: str) -> None:
+    dataset, states = Seen(), list[dict[str, str]]()
+    for _ in range(3):
+        states.append(attributes_of_data(wrap(dataset)))
+        dataset[0]
+    assert carried_over(*states) == [path]  # and no cache, which is full
 
 
 def test_what_a_module_has_by_torch_is_no_attribute() -> None:

@@ -1,0 +1,181 @@
+"""Plain attributes of networks, losses and data sets: what they carry over from call to call.
+
+No checkpoint and no other worker has them. A value that forward carries over from micro-batch to
+micro-batch (a count of calls, a hidden state, a generator) thus breaks the promise; one that it
+writes before it reads it (a cache) does not.
+"""
+
+import hashlib
+import random
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from firecaffe.cluster.agree import digest
+
+OF_TORCH = frozenset(vars(nn.Module()))
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+DEEPEST = 6
+"""The number of nested containers that are searched."""
+
+LIBRARIES = (*sys.stdlib_module_names, "torch", "numpy", "firecaffe")
+"""Packages whose objects are not looked into."""
+
+OURS = ("dataset", "items", "collate")
+"""Members of our own data sets that hold a user's."""
+
+FEW = 16
+"""The most items of a list in a data set that are looked at one by one."""
+
+Digests = dict[str, str]
+"""The digest of each attribute by its path, for example `encoder.layers[0].seen`."""
+
+
+def attributes_of(network: nn.Module) -> Digests:
+    """Digest every attribute whose values can be compared."""
+    known = {id(module) for module in network.modules()}
+    return {
+        path: _digest(value)
+        for name, module in network.named_modules()
+        for path, value in _of_module(name, module, known)
+    }
+
+
+def attributes_of_loss(loss: Any) -> Digests:
+    """Digest the same of a loss: of a module, an object or its method, or a function's closure."""
+    if isinstance(loss, nn.Module):
+        buffers = {name: _digest(buffer) for name, buffer in loss.named_buffers()}
+        return {
+            f"loss.{path}": content for path, content in (attributes_of(loss) | buffers).items()
+        }
+    return {path: _digest(value) for path, value in _leaves("loss", loss, set(), DEEPEST)}
+
+
+def attributes_of_data(dataset: Any) -> Digests:
+    """Digest the numbers and generators of a data set of a user's, and the lengths of the rest.
+
+    What a data set wraps, and its transforms, count too; long lists are not looked into.
+    """
+    return {path: _digest(value) for path, value in _kept("", dataset, set(), DEEPEST)}
+
+
+def _kept(path: str, value: Any, known: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+    if _is_known(value):
+        if not isinstance(value, Tensor | np.ndarray):
+            yield path, value
+        return
+    if isinstance(value, (list, tuple, deque, dict)):
+        yield f"len({path})", len(value)
+        inside = value.items() if isinstance(value, dict) else enumerate(value)
+        items = [(f"{path}[{key!r}]", v) for key, v in inside] if len(value) <= FEW else []
+    elif type(value).__module__.startswith("firecaffe."):
+        items = [(path, getattr(value, word)) for word in OURS if hasattr(value, word)]
+    else:
+        is_torchs = type(value).__module__.startswith("torch.utils.data")
+        members = vars(value).items() if is_torchs else _inside(value)
+        items = [(f"{path}.{word}" if path else word, v) for word, v in members]
+    if depth and id(value) not in known:
+        known.add(id(value))
+        for inner, item in items:
+            yield from _kept(inner, item, known, depth - 1)
+
+
+def _of_module(prefix: str, module: nn.Module, known: set[int]) -> Iterator[tuple[str, Any]]:
+    for word, value in list(vars(module).items()):
+        if word not in OF_TORCH:
+            path = f"{prefix}.{word}" if prefix else word
+            yield from _leaves(path, value, known, DEEPEST)
+
+
+def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, nn.Module):
+        if id(value) not in known:  # torch does not know networks in lists
+            known.add(id(value))
+            for name, tensor in (*value.named_parameters(), *value.named_buffers()):
+                yield f"{path}.{name}", tensor
+            for name, module in value.named_modules():
+                known.add(id(module))
+                yield from _of_module(f"{path}.{name}" if name else path, module, known)
+    elif isinstance(value, (list, tuple, deque)) and depth:
+        yield f"len({path})", len(value)
+        for place, item in enumerate(value):
+            yield from _leaves(f"{path}[{place}]", item, known, depth - 1)
+    elif isinstance(value, dict) and depth:
+        yield f"len({path})", len(value)
+        for key, item in list(value.items()):
+            yield from _leaves(f"{path}[{key!r}]", item, known, depth - 1)
+    elif _is_known(value):
+        yield path, value
+    elif isinstance(value, MethodType):
+        yield from _leaves(path, value.__self__, known, depth)
+    elif depth and id(value) not in known:
+        known.add(id(value))
+        for word, item in _inside(value):
+            yield from _leaves(f"{path}.{word}", item, known, depth - 1)
+
+
+def _inside(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return what a user's function or object, such as one that counts, holds; not a library's."""
+    if isinstance(value, partial):
+        return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+    home = value if isinstance(value, FunctionType) else type(value)
+    if isinstance(value, type) or (home.__module__ or "").partition(".")[0] in LIBRARIES:
+        return []
+    if not isinstance(value, FunctionType):
+        return list(getattr(value, "__dict__", {}).items())
+    cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+    return [(word, cell.cell_contents) for word, cell in cells if _is_bound(cell)]
+
+
+def _is_bound(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _is_known(value: Any) -> bool:
+    kinds = (Tensor, np.ndarray, torch.Generator, random.Random, np.random.Generator)
+    return isinstance(value, (*PLAIN, *kinds, np.random.RandomState, np.generic))
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return tensor_digest(value)
+    if isinstance(value, np.ndarray):
+        content = value.tobytes() if value.dtype != object else repr(value).encode()
+        return f"{value.dtype} {value.shape} {hashlib.sha256(content).hexdigest()}"
+    if isinstance(value, torch.Generator):
+        return tensor_digest(value.get_state())
+    if isinstance(value, random.Random):
+        return hashlib.sha256(repr(value.getstate()).encode()).hexdigest()
+    if isinstance(value, np.random.Generator):
+        return hashlib.sha256(repr(value.bit_generator.state).encode()).hexdigest()
+    if isinstance(value, np.random.RandomState):
+        state = value.get_state(legacy=False)
+        numbers = state.pop("state")
+        state_bytes = numbers["key"].tobytes() + repr((numbers["pos"], state)).encode()
+        return hashlib.sha256(state_bytes).hexdigest()
+    return repr(value)
+
+
+def tensor_digest(tensor: Tensor) -> str:
+    """Digest a tensor; one that is sparse, quantized or meta gives only its type and shape."""
+    is_plain = tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_meta
+    if not is_plain:
+        return f"{tensor.dtype} {tuple(tensor.shape)}"
+    return digest([("", tensor.resolve_conj().resolve_neg())])
+
+
+def carried_over(begun: Digests, after: Digests, again: Digests) -> list[str]:
+    """Return the attributes that calls change, and that differ after the same call again."""
+    return [path for path, v in after.items() if begun.get(path) != v and again.get(path) != v]
