@@ -2,10 +2,14 @@
 
 If the reader leaves or the disk is full, the text and all that follows is dropped: a training must
 not end for lost output. A command that only prints ends instead (`OutputLostError`).
+
+Names that are printed may be a stranger's, so no text gives a terminal orders but for colors and
+the cursor's place.
 """
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +20,19 @@ from firecaffe.errors import OutputLostError
 STDOUT, STDERR = "stdout", "stderr"
 
 NUMBERS = {STDOUT: 1, STDERR: 2}
+
+_CONTROL = r"\x00-\x06\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f"
+# Programs draw with ESC [ … letter (ECMA-48's CSI); others set titles or the clipboard, or ask.
+ORDERS = re.compile(rf"\x1b(?!\[[0-9;?]*[A-HJKSTfhlm])|[{_CONTROL}]")
+CONTROL = re.compile(rf"[\x07\x08\r\x1b{_CONTROL}]")
+SIGN = "\ufffd"
+"""Unicode's sign in place of a character that cannot be shown."""
+
+
+def harmless(text: str) -> str:
+    """Replace all control characters but tabs and ends of lines."""
+    return CONTROL.sub(SIGN, text)
+
 
 LOST: dict[str, str] = {}
 """The streams of this process that failed, each with the reason."""
@@ -34,7 +51,7 @@ class Output:
     def write(self, text: str) -> int:
         try:
             if self._stream is not None:
-                self._stream.write(text)
+                self._stream.write(ORDERS.sub(SIGN, text))
         except OSError as error:
             self._lose(error)
         return len(text)

@@ -6,17 +6,19 @@ import io
 import sys
 from abc import ABC, abstractmethod
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import check_writable, write_atomically, written_aside
+from firecaffe.output import harmless
 from firecaffe.resume_advice import option
 
 if TYPE_CHECKING:
@@ -25,11 +27,27 @@ if TYPE_CHECKING:
 UNCUT_WIDTH = 170
 
 
+class LiteralConsole(Console):
+    """A console that shows texts as they are, though they may be a stranger's.
+
+    A name in brackets is no style, and a control character does nothing.
+    """
+
+    def __init__(self, **words: Any) -> None:
+        super().__init__(markup=False, highlight=False, **words)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
 def make_console(stderr: bool = False) -> Console:
-    console = Console(highlight=False, stderr=stderr)
+    console = LiteralConsole(stderr=stderr)
     if console.is_terminal:
         return console
-    return Console(highlight=False, stderr=stderr, width=UNCUT_WIDTH)
+    return LiteralConsole(stderr=stderr, width=UNCUT_WIDTH)
 
 
 PLAIN: dict[str, Any] = {"show_edge": False, "padding": (0, 1, 0, 0)}
@@ -190,10 +208,9 @@ class Answer(ABC):
 
     def _print_all(self, is_plain: bool) -> Console:
         # In a notebook, rich would print into the cell and not into the file.
-        console = Console(
+        console = LiteralConsole(
             file=io.StringIO(),
             width=self.width,
-            highlight=False,
             color_system=None if is_plain else "truecolor",
             force_jupyter=False,
             record=True,

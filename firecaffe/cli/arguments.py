@@ -22,6 +22,7 @@ from firecaffe.api.answer import Answer, make_console
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
 from firecaffe.files import MOST_BYTES, read_bytes
+from firecaffe.output import harmless
 from firecaffe.value_checks import KINDS, did_you_mean
 
 NUMBER = re.compile(r"-(\d|\.\d|inf|nan)")
@@ -356,7 +357,7 @@ def check_launched(parser: Parser, argv: list[str], nproc_per_node: int | None) 
 def show(answer: Answer, as_json: bool = False) -> None:
     """Print an answer as text or as JSON, and its warnings to stderr."""
     for note in answer.notes:
-        print(f"warning: {note}", file=sys.stderr)
+        print(harmless(f"warning: {note}"), file=sys.stderr)
     if as_json:
         print(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
     else:

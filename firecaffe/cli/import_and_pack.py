@@ -7,6 +7,7 @@ from pathlib import Path
 from firecaffe.cli.arguments import Parser
 from firecaffe.data.published import PUBLISHED
 from firecaffe.errors import LeftOutError, RecipeError
+from firecaffe.output import harmless
 from firecaffe.value_checks import count_of, did_you_mean
 
 DATA_ABOUT = (
@@ -118,7 +119,7 @@ def main_pack(argv: list[str]) -> int:
             return 0
         with _progress("verifying") as progress:
             said = packed.verify(progress)
-        print(said)
+        print(harmless(said))
         return 0
     if len(options.paths) != 2:
         paths = " ".join(options.paths) or "nothing"

@@ -4,6 +4,7 @@ import sys
 
 from firecaffe.cli.arguments import Parser
 from firecaffe.errors import DataError, RecipeError
+from firecaffe.output import harmless
 
 EVALUATE_NOTES = (
     "The numbers are those that the run has at its end, bit for bit, on any number of ranks.",
@@ -94,11 +95,11 @@ def main_predict(argv: list[str]) -> int:
     answer = predict(typed.where, typed.others or None, **given, replace=typed.replaced)
     warnings = [f"warning: {note}" for note in answer.notes]
     for line in (*warnings, *(f"note: {note}" for note in answer.skipped), *answer.broken):
-        print(line, file=sys.stderr)
+        print(harmless(line), file=sys.stderr)
     if options.csv == "-":
         print(answer.to_csv(), end="")
     elif not options.csv:
-        print(*answer.lines, sep="\n")
+        print(*map(harmless, answer.lines), sep="\n")
     if broken := len(answer.broken):
         count = broken + len(answer.rows)
         raise DataError(f"{broken} of {count} images could not be read; they are named above")

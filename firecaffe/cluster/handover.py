@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import Fault
 from firecaffe.files import new_aside
-from firecaffe.output import kept_stderr
+from firecaffe.output import harmless, kept_stderr
 
 LAUNCHED = "FIRECAFFE_LAUNCHED"
 """Environment variable of ranks that firecaffe's launcher started: its process number."""
@@ -26,7 +26,7 @@ REPORT = "TORCHELASTIC_ERROR_FILE"
 
 def leave_report(message: str, fault: Fault | None = None, traceback: str = "") -> None:
     """Leave the line to the launcher, which prints it once for all ranks; else print it."""
-    line = " ".join(message.split())
+    line = harmless(" ".join(message.split()))
     report = os.environ.get(REPORT)
     if report:
         extra = {"timestamp": str(int(time.time())), "time_s": time.time(), "traceback": traceback}

@@ -85,3 +85,20 @@ def test_a_closed_stdout_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.stdout is None
     LOST.clear()
     print("a line", file=kept_stdout(), flush=True)
+
+
+@pytest.mark.parametrize("order", ["\x1b]0;title\x07", "\x1b]52;c;eA==\x1b\\", "\x1b[6n", "\x9b2J"])
+def test_a_terminal_gets_no_orders(order: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with outputs_kept(goes_on=True):
+        print(order, "name")
+        print(order, file=sys.stderr)
+    said = capsys.readouterr()
+    assert "name" in said.out
+    assert not {"\x1b", "\x9b"} & {*said.out, *said.err}
+
+
+def test_what_programs_draw_with_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    drawn = "\x1b[1;31mred\x1b[0m\r\x1b[2K\x1b[1A\x1b[?25l\t\b\n"
+    with outputs_kept(goes_on=True):
+        print(drawn, end="")
+    assert capsys.readouterr().out == drawn

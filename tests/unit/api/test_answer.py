@@ -9,9 +9,10 @@ import pytest
 import rich.console
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 import firecaffe
-from firecaffe.api.answer import Answer
+from firecaffe.api.answer import Answer, LiteralConsole
 from firecaffe.cli.arguments import show
 
 
@@ -26,7 +27,7 @@ class Shown(Answer):
 
     def _parts(self) -> Iterator[RenderableType]:
         table = Table("head")
-        table.add_row("[red]cell[/]")
+        table.add_row(Text("cell", style="red"))
         yield table
         yield f"[line] {'y' * 200}"
 
@@ -53,3 +54,46 @@ def test_a_narrow_terminal_cuts_no_figure_of_a_plan(monkeypatch: pytest.MonkeyPa
     show(firecaffe.plan(model="lenet", workers=[1, 2], cluster="ethernet-1g"))
     assert "samples/s" in out.getvalue()
     assert "…" not in out.getvalue()
+
+
+ORDER = "\x1b]0;title\x07\x1b[2J"
+
+
+@dataclass(frozen=True, repr=False)
+class Named(Answer):
+    """An answer with a name that a stranger chose."""
+
+    name: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+    def _parts(self) -> Iterator[RenderableType]:
+        table = Table(self.name, title=self.name)
+        table.add_row(self.name)
+        yield table
+        yield self.name
+
+
+@pytest.mark.parametrize("name", ["[/b]", "[sxm]", "[link=file:///]here[/link]"])
+def test_a_name_in_brackets_is_no_style(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert repr(Named(name)).count(name) == 4
+    show(Named(name))
+    assert capsys.readouterr().out.count(name) == 4
+
+
+def test_a_name_gives_a_terminal_no_orders(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "\x1b" not in repr(Named(ORDER))
+    show(Named(ORDER))
+    assert "\x1b" not in capsys.readouterr().out
+    out = io.StringIO()
+    monkeypatch.setattr(
+        "firecaffe.cli.arguments.make_console",
+        lambda: LiteralConsole(file=out, force_terminal=True, color_system=None),
+    )
+    show(Named(ORDER))
+    assert "title" in out.getvalue()
+    assert ORDER[:4] not in out.getvalue()
+    assert ORDER[-4:] not in out.getvalue()
