@@ -117,6 +117,11 @@ class RemoteFiles:
             raise DataError(
                 f"{root}: remote data need fsspec; pip install 'firecaffe[remote]'"
             ) from None
+        if "::" in root:  # fsspec's `reference` runs templates of the file that follows
+            raise DataError(
+                f"{root}: is a chain of addresses (::), of which some run what files say; give one "
+                "address, such as s3://bucket/folder"
+            )
         self.root = root
         try:
             self._system, self._path = fsspec.core.url_to_fs(root)

@@ -153,6 +153,13 @@ def test_a_remote_data_set_gives_the_same_samples(packed: Path) -> None:
         read_list("nosuch://x")
 
 
+def test_a_chain_of_addresses_is_not_followed(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    (tmp_path / "refs.json").write_text('{"dataset.json": "{}"}')
+    with pytest.raises(DataError, match="chain of"):
+        read_list(f"reference://::file://{tmp_path}/refs.json")
+
+
 def test_a_cache_fetches_each_shard_once_and_keeps_to_its_limit(
     packed: Path, tmp_path: Path
 ) -> None:
