@@ -32,6 +32,9 @@ STATE = "state.safetensors"
 
 MOST_SHOWN = 16
 
+MOST_WRAPPED = 8
+"""Most wrappers that names or a state_dict are taken out of; a file may hold itself."""
+
 
 @dataclass(frozen=True)
 class FirstWeights:
@@ -102,6 +105,10 @@ def read_weights(
         name = next((candidate for candidate in names if candidate in tensors), None)
         if name is None:
             missing.append(first)
+        elif kind := _unread_kind(tensors[name]):
+            raise RecipeError(
+                f"model.weights {file}: {name} is {kind}; expected a dense tensor with its values"
+            )
         elif tensors[name].shape == shape:
             fitting[first] = tensors[name]
         else:
@@ -201,7 +208,7 @@ def _why_not(file: str, error: Exception) -> str:
 
 def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
     held_under: list[str] = []
-    while isinstance(held, Mapping):
+    while isinstance(held, Mapping) and len(held_under) < MOST_WRAPPED:
         there = [word for word in HELD_UNDER if isinstance(held.get(word), Mapping) and held[word]]
         if len(there) > 1:
             raise RecipeError(
@@ -252,7 +259,7 @@ def _named(network: nn.Module) -> dict[str, tuple[list[str], Tensor]]:
 
 def _prefix(file: str, tensors: Mapping[str, Tensor], names: Container[str]) -> str:
     tried, longest = [""], [""]
-    while longest:
+    for _ in range(MOST_WRAPPED):
         longer = [before + part for before in longest for part in PREFIXES]
         longest = [
             candidate for candidate in longer if any(name.startswith(candidate) for name in tensors)
@@ -271,6 +278,12 @@ def _prefix(file: str, tensors: Mapping[str, Tensor], names: Container[str]) -> 
             f"after {best[1]!r}; expected one of them: save that network's state_dict alone"
         )
     return best[0]  # empty if nothing fits
+
+
+def _unread_kind(tensor: Tensor) -> str:
+    if tensor.is_nested or tensor.layout != torch.strided:
+        return "nested" if tensor.is_nested else "sparse"
+    return "quantized" if tensor.is_quantized else "without values" if tensor.is_meta else ""
 
 
 def _by(shape: torch.Size) -> str:

@@ -1,6 +1,7 @@
 """First weights from a file: what fits is taken, what does not is told, no code is run."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,17 @@ TWO = {"generator": STATE, "discriminator": STATE}
 UNDER_BOTH = {"model": STATE, "state_dict": STATE}
 AFTER_BOTH = {f"{before}{name}": x for before in ("model.", "net.") for name, x in STATE.items()}
 
+ITSELF: dict[str, Any] = {"epoch": 1}
+ITSELF["state_dict"] = ITSELF
+WRAPPED = {"module." * 100_000 + "x": torch.zeros(2)}
+
+
+def with_first(convert: Callable[[Tensor], Tensor]) -> Callable[[Path], str]:
+    """Returns what saves a state_dict whose first matrix is converted."""
+    name = next(name for name, x in STATE.items() if x.ndim > 1)
+    return lambda at: save(at / FILE, STATE | {name: convert(STATE[name])})
+
+
 WRONG: dict[str, Any] = {
     "not there": lambda at: str(at / "none.pt"),
     "a folder": str,
@@ -144,9 +156,16 @@ WRONG: dict[str, Any] = {
     "under 'state_dict' and under 'model'": lambda at: save(at / FILE, UNDER_BOTH),
     "after 'model.', and as many after 'net.'": lambda at: save(at / FILE, AFTER_BOTH),
     "none of its 1 tensors": lambda at: save(at / FILE, {"other.weight": torch.zeros(2)}),
+    "a dict of epoch, state_dict": lambda at: save(at / FILE, ITSELF),
+    "none of its 1": lambda at: save(at / FILE, WRAPPED),
+    "is sparse": with_first(Tensor.to_sparse),
+    "is nested": with_first(lambda x: torch.nested.nested_tensor([x[0], x[1]])),
+    "is quantized": with_first(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)),
+    "is without values": with_first(lambda x: x.to("meta")),
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*(nested|quantize|TypedStorage)")
 @pytest.mark.parametrize("said", WRONG)
 def test_a_file_that_will_not_do_is_refused_in_one_line(tmp_path: Path, said: str) -> None:
     file = WRONG[said](tmp_path)
