@@ -35,7 +35,7 @@ def _ended(folder: Path, caller: Caller) -> int:
         return 0
     except KeyboardInterrupt:
         leave_report("interrupted")
-        return INTERRUPTED
+        end_process(INTERRUPTED)  # what is let go of may wait for other ranks, as Gloo's threads do
     except Exception as error:
         full = memory_full(error) if getattr(error, "fault", None) is None else None
         return _told(full or error, caller)

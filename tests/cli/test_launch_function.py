@@ -128,7 +128,12 @@ firecaffe.launch(fails, 2)
 WAITS = """
 import time
 
+class Group:
+    def __del__(self):
+        threading.Event().wait()  # as for a rank that never comes
+
 def waits():
+    group = Group()
     print("ready", os.getpid(), flush=True)
     time.sleep(1000)
 
