@@ -72,6 +72,19 @@ def make_own(groups: Sequence[dict[str, Any]], config: SolverConfig) -> optim.Op
     return optimizer
 
 
+def decay_notes(optimizer: optim.Optimizer, config: SolverConfig) -> list[str]:
+    """Return a note if a user's optimizer has a decay by default, which the recipe's 0 replaces."""
+    usual = optimizer.defaults.get("weight_decay")
+    if not isinstance(usual, int | float) or not usual:
+        return []
+    if not is_reference(config.type) or config.weight_decay:
+        return []
+    return [
+        f"warning: {config.type} has weight_decay {usual:g} by default, and solver.weight_decay, "
+        f"which is {config.weight_decay:g}, counts"
+    ]
+
+
 class _Pickled(pickle.Pickler):
     """Pickles an attribute without what checkpoints hold: parameters, and their groups."""
 

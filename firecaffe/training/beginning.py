@@ -35,6 +35,7 @@ from firecaffe.runs.run_folder import (
     create_run_folder,
     mark_of,
 )
+from firecaffe.solvers.optimizer import decay_notes
 from firecaffe.solvers.rate_policy import rate_notes
 from firecaffe.training.given_parts import About, write_about
 from firecaffe.training.learner import Learner
@@ -206,6 +207,7 @@ def notes_of(
     plugins: Sequence[Plugin],
 ) -> list[str]:
     said = [*data.notes, *_notes(run), *start.notes]
+    said += decay_notes(learner.update.applier.optimizer, run.recipe.solver)
     said += [f"plug-in: {name}" for name in plugin_names(plugins)]
     said += learner.findings.notes(run.recipe.model)
     said += [constraint.line for constraint in learner.update.applier.constraints]

@@ -14,6 +14,7 @@ from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import (
     SOLVERS,
     check_solver,
+    decay_notes,
     groups_of,
     make_optimizer,
     set_rate,
@@ -182,6 +183,16 @@ def test_torchs_others_will_do_and_ours_keep_their_state_as_it_was() -> None:
     assert type(optimizer) is optim.NAdam
     assert optimizer.param_groups[0]["weight_decay"] == 0.1
     assert numbers.state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "decay", "is_said"),
+    [("AdamW", 0.0, True), ("AdamW", 0.1, False), ("NAdam", 0.0, False)],
+)
+def test_a_decay_that_the_recipe_replaces_is_said(kind: str, decay: float, is_said: bool) -> None:
+    config = SolverConfig(type=f"torch.optim:{kind}", weight_decay=decay)
+    notes = decay_notes(made(config)[1], config)
+    assert [kind in note and "0.01" in note for note in notes] == [True] * is_said
 
 
 def test_attributes_that_no_step_changes_are_kept() -> None:
