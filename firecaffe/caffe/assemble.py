@@ -99,8 +99,11 @@ def _tops(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, Ten
     if call.flattens:
         bottoms = [bottoms[0].flatten(1)]
     made = module(*bottoms)
-    tops = made if isinstance(made, tuple) else (made,)
-    return dict(zip(call.step.tops, tops, strict=True))
+    names = call.step.tops
+    if not isinstance(made, tuple):
+        is_one = isinstance(made, Tensor) or len(names) == 1
+        made = (made,) if is_one else tuple(made[place] for place in range(len(names)))
+    return dict(zip(names, made, strict=True))
 
 
 def forgetting(calls: Sequence[Call], kept: Iterable[str]) -> list[Call]:

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_map
 from firecaffe.caffe.message import CaffeError
 from firecaffe.caffe.text import parse
 from firecaffe.caffe.trained import Heads, TrainedNet
+from firecaffe.parallel.stages import cut_stages
 from tools.caffe_goldens.cases import inputs, layer
 
 DATA = "".join(
@@ -142,3 +143,11 @@ def test_layers_of_one_name_have_weights_of_their_own(name: str) -> None:
     for net in (made(DATA + body + LOSS), made(DATA + "".join(phases) + LOSS)):
         assert len(list(net.parameters())) == 8
         torch.testing.assert_close(net.train()(images()), net.eval()(images()))
+
+
+def test_a_layer_of_several_tops_is_followed_for_stages() -> None:
+    sliced = layer("Slice", "a", "s1 s2", "slice_param { axis: 1 slice_point: 2 }", "cut")
+    joined = layer("Concat", "s2 s1", "j") + full("b", "j")
+    net, x = made(DATA + full("a", "data") + sliced + joined + LOSS).train(), images()
+    first, last = cut_stages(net, ["b"])
+    torch.testing.assert_close(last.module(*first.module(x)), net(x), rtol=0, atol=0)
