@@ -113,7 +113,7 @@ def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
             f"{word} gives {losses[place]:.4g} and {losses[place + 1]:.4g} for two samples, and "
             f"{pairs[place]:.4g} for both: it is a weighted mean; {REMEDY}"
         )
-    is_mean = close(twice, losses[0]) and close(whole, sum(losses) / count)
+    is_mean = not apart and close(twice, losses[0]) and close(whole, sum(losses) / count)
     return MEAN if is_mean else WHOLE
 
 

@@ -338,6 +338,15 @@ def test_samples_without_a_label() -> None:
         mean_of("loss", F.cross_entropy, outputs, labels)
 
 
+def test_pixels_without_a_label() -> None:
+    """Samples whose losses are alike, of which some have fewer labels, are weighed unequally."""
+    draw = torch.Generator().manual_seed(1)
+    outputs, labels = torch.randn(4, 4, 8, 8, generator=draw) / 2, torch.zeros(4, 8, 8).long()
+    labels[1, 1:] = labels[2, 2:] = -100
+    labels[3, 1:] = -100
+    assert mean_of("loss", F.cross_entropy, outputs, labels) == WHOLE
+
+
 def test_trees_of_outputs() -> None:
     outputs, labels = batch()
 
