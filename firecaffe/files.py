@@ -2,10 +2,12 @@
 
 import errno
 import fcntl
+import hashlib
 import json
 import math
 import os
 import shutil
+import socket
 import stat
 import tarfile
 import tempfile
@@ -191,8 +193,11 @@ def private_folder(prefix: str) -> Iterator[Path]:
     """Make a folder for temporary files, and remove it after the block. Raises OSError.
 
     It is locked, for systemd clears folders without a lock after ten days (tmpfiles.d(5)), as the
-    next process does with those of killed processes.
+    next process does with those of this host's killed processes: a shared file system may have
+    locks that other hosts do not see.
     """
+    host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
+    prefix = f"{prefix}{host}-"
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         _remove_unlocked(left)
     with ExitStack() as stack:

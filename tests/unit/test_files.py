@@ -223,12 +223,19 @@ def test_a_private_folder_is_locked_and_goes(
 def test_private_folders_of_killed_processes_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not those of running ones, nor others' names; one that is taken meanwhile is made anew."""
+    """Not those of running ones and other hosts; one that is taken meanwhile is made anew."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (left := tmp_path / "mine-left").mkdir()
+    with private_folder("mine-") as one:
+        start = one.name[: len("mine-") + 7]
+    assert start.startswith("mine-")
+    assert start.endswith("-")
+    (left := tmp_path / f"{start}left").mkdir()
     (left / "handed").write_text("old")
+    of_another_host = tmp_path / "mine-abcdef-left"
+    of_another_host.mkdir()
     (tmp_path / "others").mkdir()
-    (tmp_path / "mine-link").symlink_to(tmp_path / "others")
+    link = tmp_path / f"{start}link"
+    link.symlink_to(tmp_path / "others")
     taken: list[Path] = []
 
     def lose_two(folder: Path) -> Any:
@@ -242,8 +249,8 @@ def test_private_folders_of_killed_processes_go(
         monkeypatch.setattr(files, "alone_in", lose_two)
         with private_folder("mine-") as folder:
             assert len({*taken, folder}) == 3
-            assert {*tmp_path.glob("mine-*")} == {running, folder, tmp_path / "mine-link"}
-    assert {path.name for path in tmp_path.iterdir()} == {"mine-link", "others"}
+            assert {*tmp_path.glob("mine-*")} == {running, folder, link, of_another_host}
+    assert {*tmp_path.iterdir()} == {link, of_another_host, tmp_path / "others"}
 
 
 def test_a_growing_file_that_takes_no_more_is_named(tmp_path: Path) -> None:
