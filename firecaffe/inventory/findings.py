@@ -172,6 +172,8 @@ class Inventory:
     evaluated: InEvaluation
     asked: list[str]
     """Variables and functions by which forward asks for the number of ranks."""
+    leaves_out: bool
+    """Whether the loss leaves out labels of the first micro-batch and still counts them."""
 
     @property
     def doubts(self) -> list[str]:
@@ -205,6 +207,12 @@ class Inventory:
     def notes(self) -> list[str]:
         """Lines about state that is handled in a way people may not expect."""
         kinds, changes, notes = self.kinds, self.changes, list[str]()
+        if kinds.in_evaluation:
+            notes.append(
+                "warning: the network is in evaluation mode, and is trained so: no dropout, and "
+                "BatchNorm keeps its statistics; if that is not meant, call train() where it is "
+                "made"
+            )
         if kinds.extra:
             notes.append(
                 f"extra state of {some_of(kinds.extra)}: kept as the first micro-batch of a step "
@@ -225,6 +233,12 @@ class Inventory:
             notes.append(
                 f"warning: forward moves the buffer {name} by {step}, once a step, as the first "
                 "micro-batch does"
+            )
+        if self.leaves_out:
+            notes.append(
+                "warning: the loss leaves out labels (ignore_index) and is the mean over all "
+                "labels; torch divides by those that are left in a batch, whose size would then "
+                "weigh them; docs/reference/promise.md"
             )
         if self.loss not in (MEAN, WHOLE):
             notes.append(f"the loss: {self.loss}; expected the mean of the samples")

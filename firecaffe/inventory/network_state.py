@@ -27,6 +27,8 @@ class Kinds:
     counted: list[str]
     """Whole-number buffers; they change once a step, as the first micro-batch changes them."""
     extra: list[str]
+    in_evaluation: bool
+    """Whether the network was given in evaluation mode, which it keeps."""
 
 
 def kinds_of(network: nn.Module) -> Kinds:
@@ -42,6 +44,7 @@ def kinds_of(network: nn.Module) -> Kinds:
             if not buffer.is_floating_point() and not name.endswith(EXTRA_STATE_BYTES)
         ],
         extra=[name for name, _ in modules_with_extra_state(network)],
+        in_evaluation=not network.training,
     )
 
 

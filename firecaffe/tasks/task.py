@@ -133,6 +133,13 @@ def over_samples(loss: Loss) -> Loss:
     return _OverSamples(loss)
 
 
+def leaves_labels_out(loss: Loss, targets: Any) -> bool:
+    """Return whether the mean of `over_samples` counts labels here that torch's would leave out."""
+    if not isinstance(loss, _OverSamples) or not isinstance(targets, Tensor):
+        return False
+    return bool((targets == loss.loss.ignore_index).any())
+
+
 class _OverSamples:
     def __init__(self, loss: Any) -> None:
         self.loss = loss

@@ -24,6 +24,7 @@ from firecaffe.inventory.attributes import (
 )
 from firecaffe.inventory.findings import InEvaluation, Inventory, mean_of
 from firecaffe.inventory.network_state import Changes, ForwardWatch, kinds_of
+from firecaffe.tasks.task import leaves_labels_out
 from firecaffe.training.evaluation import evaluating
 from firecaffe.training.forward import Forward, laid_out, seed_random
 
@@ -81,7 +82,8 @@ class FirstLook:
         if changes.frozen:
             self.forward.keep(changes.frozen)
         kinds = kinds_of(self.forward.model)
-        return Inventory(kinds, changes, carried, repeats, loss, evaluated, asked)
+        leaves_out = leaves_labels_out(self.forward.task.loss, first[1])
+        return Inventory(kinds, changes, carried, repeats, loss, evaluated, asked, leaves_out)
 
     def _in_evaluation(self, batch: Batch) -> InEvaluation:
         # Twice with one sample: ranks evaluate unequally many batches.

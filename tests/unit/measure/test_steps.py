@@ -123,6 +123,16 @@ def test_a_network_of_ours() -> None:
     assert len(found.lines) == 4
 
 
+def in_evaluation() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Dropout()).eval()
+
+
+def test_a_network_in_evaluation_mode_is_said_to_stay_in_it() -> None:
+    made = recipe_of(f"{__name__}:in_evaluation")
+    (note,) = inventory_of(check_recipe(made), torch.device("cpu")).notes
+    assert "train()" in note
+
+
 def test_what_no_training_keeps_is_known_before_a_rank_is_started() -> None:
     made = recipe_of(f"{UNUSUAL}complex_buffer")
     with pytest.raises(RecipeError, match="buffer phase is complex64"):
