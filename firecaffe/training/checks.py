@@ -233,7 +233,8 @@ def check_outputs(
 def _shape_words(inputs: Any) -> str:
     if isinstance(inputs, Tensor):
         return "x".join(map(str, inputs.shape))
-    return f"one sample of {tree_words(tree_map(leaf_of, inputs))}"
+    kind = type(inputs).__name__
+    return f"one sample of {tree_words(tree_map(leaf_of, inputs))}, given to forward as one {kind}"
 
 
 def samples_words(dataset: Dataset, layout: Layout) -> str:

@@ -153,7 +153,9 @@ SETS: Misuses = {
     ),
     "more classes in the test": ({"test_set": Own(num_classes=4)}, ["have 4 classes"]),
 }
+TWO = Listed([((IMAGES[0], IMAGES[0]), 0)] * 8)
 OWN_CODE: Misuses = {
+    "a network of two arguments": ({"train_set": TWO, "test_set": TWO}, ["as one list"]),
     "an item that fails": (
         {"train_set": Listed([(IMAGES[0], 0)] * 7 + [None])},
         ["train_set[7]", "nothing there"],
