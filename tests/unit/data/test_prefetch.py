@@ -213,9 +213,10 @@ def test_it_stands_in_the_record_the_lines_and_the_comparison(
 def test_one_that_begins_to_draw_later_is_found_by_the_batches_that_are_asked_for_again(
     tmp_path: Path,
 ) -> None:
-    [doubt] = run(tmp_path / "late", Drawing(after=20), FIXED, steps=40).identity_doubts
-    assert "asked once more" in doubt
-    assert record_of(tmp_path / "late")["identity_doubts"] == [doubt]
+    counts, draws = run(tmp_path / "late", Drawing(after=20), FIXED, steps=40).identity_doubts
+    assert "carries over asked" in counts
+    assert "asked once more" in draws
+    assert record_of(tmp_path / "late")["identity_doubts"] == [counts, draws]
 
 
 def test_what_it_costs() -> None:
