@@ -22,6 +22,7 @@ import traceback
 import weakref
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from multiprocessing import resource_tracker
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from types import ModuleType
@@ -260,6 +261,9 @@ def _be_forked(
         kept = [2, *sorted(pass_fds), os.sysconf("SC_OPEN_MAX")]
         for first, last in pairwise(kept):
             os.closerange(first + 1, last)
+        # Of the parent's tracker, which would be asked whether it is there: a line of text into
+        # whatever file has that number by then.
+        vars(resource_tracker)["_resource_tracker"]._fd = None
     if environment is not None:
         os.environ.clear()
         os.environ.update({os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()})

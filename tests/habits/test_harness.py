@@ -61,3 +61,16 @@ def test_an_isolated_python_is_one() -> None:
     """As the process is that beats beside a rank."""
     done = python("-c", STARTS)
     assert done.stdout.splitlines() == ["-c x 1", "-c x 0"], done.stderr
+
+
+TRACKS = """
+import subprocess, sys
+asks = "from multiprocessing import resource_tracker as r; print(r._resource_tracker._fd)"
+print(subprocess.check_output([sys.executable, "-P", "-c", asks], text=True), end="")
+"""
+
+
+def test_a_started_python_asks_nobody_s_tracker() -> None:
+    """Its number was another file's by then: a probe stood in a rank's timings."""
+    done = python("-c", TRACKS)
+    assert done.stdout == "None\n", done.stderr
