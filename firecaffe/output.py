@@ -3,8 +3,8 @@
 If the reader leaves or the disk is full, the text and all that follows is dropped: a training must
 not end for lost output. A command that only prints ends instead (`OutputLostError`).
 
-Names that are printed may be a stranger's, so no text gives a terminal orders but for colors and
-the cursor's place.
+Names that are printed may be a stranger's, so no text gives a terminal orders but for colors,
+the cursor's place and links.
 """
 
 import errno
@@ -22,8 +22,11 @@ STDOUT, STDERR = "stdout", "stderr"
 NUMBERS = {STDOUT: 1, STDERR: 2}
 
 _CONTROL = r"\x00-\x06\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f"
-# Programs draw with ESC [ … letter (ECMA-48's CSI); others set titles or the clipboard, or ask.
-ORDERS = re.compile(rf"\x1b(?!\[[0-9;?]*[A-HJKSTfhlm])|[{_CONTROL}]")
+# Programs draw with ESC [ … letter (ECMA-48's CSI) and make links with ESC ] 8 ; …, as rich's log
+# does. Both are kept; others set titles or the clipboard, or ask.
+_DRAWS = r"\[[0-9;?]*[A-HJKSTfhlm]"
+_LINKS = r"\]8;[ -~]*(?:\x1b\\|\x07)"
+ORDERS = re.compile(rf"(\x1b(?:{_DRAWS}|{_LINKS}))|[\x1b{_CONTROL}]")
 CONTROL = re.compile(rf"[\x07\x08\r\x1b{_CONTROL}]")
 SIGN = "\ufffd"
 """Unicode's sign in place of a character that cannot be shown."""
@@ -51,7 +54,7 @@ class Output:
     def write(self, text: str) -> int:
         try:
             if self._stream is not None:
-                self._stream.write(ORDERS.sub(SIGN, text))
+                self._stream.write(ORDERS.sub(lambda order: order[1] or SIGN, text))
         except OSError as error:
             self._lose(error)
         return len(text)

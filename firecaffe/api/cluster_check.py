@@ -276,6 +276,7 @@ def check(
     if is_launched(nodes):
         return _answer(look(*asked), checked, write)
     check_count("nproc_per_node", nproc_per_node, 1)
+    check_count("master_port", master_port, 0)
     least, most = parse_nodes(nodes)
     if checked is not None:
         on_gpus = checked.train.device != "cpu" and torch.cuda.is_available()

@@ -36,6 +36,7 @@ from firecaffe.script.launch import launch_on
 from firecaffe.transport.auto_exchange import rank_elsewhere
 from firecaffe.transport.link import MeasuredLink, measure_link
 from firecaffe.transport.local_ranks import meet_local_ranks
+from firecaffe.user_code import shown
 
 MOST_REPETITIONS = 1_000_000
 """Most repetitions of a measurement: each time is stored."""
@@ -167,6 +168,11 @@ def bench_exchange(
     if iters > MOST_REPETITIONS:
         raise RecipeError(f"{option('iters')} is {iters}; it must be 1 to {MOST_REPETITIONS:,}")
     check_device(device)
+    check_count("master_port", master_port, 0)
+    if not isinstance(shared_memory, bool):
+        raise RecipeError(
+            f"{option('shared_memory')} is {shown(shared_memory)}; it must be True or False"
+        )
     least, most = parse_size("minbytes", minbytes), parse_size("maxbytes", maxbytes)
     plan = BenchPlan(
         parse_exchanges(commas("exchanges", exchanges)),

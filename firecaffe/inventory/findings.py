@@ -236,9 +236,8 @@ class Inventory:
             )
         if self.leaves_out:
             notes.append(
-                "warning: the loss leaves out labels (ignore_index) and is the mean over all "
-                "labels; torch divides by those that are left in a batch, whose size would then "
-                "weigh them; docs/reference/promise.md"
+                "warning: labels of ignore_index count in the mean of the loss, each as 0; torch "
+                "divides by the other labels of a batch alone (docs/reference/promise.md)"
             )
         if self.loss not in (MEAN, WHOLE):
             notes.append(f"the loss: {self.loss}; expected the mean of the samples")

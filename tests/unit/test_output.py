@@ -87,7 +87,9 @@ def test_a_closed_stdout_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     print("a line", file=kept_stdout(), flush=True)
 
 
-@pytest.mark.parametrize("order", ["\x1b]0;title\x07", "\x1b]52;c;eA==\x1b\\", "\x1b[6n", "\x9b2J"])
+@pytest.mark.parametrize(
+    "order", ["\x1b]0;title\x07", "\x1b]52;c;eA==\x1b\\", "\x1b[6n", "\x9b2J", "\x1b]8;;"]
+)
 def test_a_terminal_gets_no_orders(order: str, capsys: pytest.CaptureFixture[str]) -> None:
     with outputs_kept(goes_on=True):
         print(order, "name")
@@ -98,7 +100,8 @@ def test_a_terminal_gets_no_orders(order: str, capsys: pytest.CaptureFixture[str
 
 
 def test_what_programs_draw_with_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
-    drawn = "\x1b[1;31mred\x1b[0m\r\x1b[2K\x1b[1A\x1b[?25l\t\b\n"
+    link = "\x1b]8;id=1;file:///a.py#7\x1b\\a.py\x1b]8;;\x1b\\"  # as of rich.logging.RichHandler
+    drawn = f"{link}\x1b[1;31mred\x1b[0m\r\x1b[2K\x1b[1A\x1b[?25l\t\b\n"
     with outputs_kept(goes_on=True):
         print(drawn, end="")
     assert capsys.readouterr().out == drawn
