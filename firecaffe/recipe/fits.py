@@ -110,14 +110,12 @@ def _reference_batch(recipe: Recipe) -> str:
 
 def _level(recipe: Recipe) -> str:
     """Encoded nodes lie below the root of the tree."""
-    level, leaves, what = recipe.exchange.level, recipe.train.num_micro_batches, "micro-batches"
-    if recipe.synchrony.mode == LOCAL:
-        leaves, what = recipe.synchrony.replicas, "replicas"
-    if not level or num_nodes(leaves, level - 1) > 1:
+    level, leaves = recipe.exchange.level, recipe.leaves
+    if not level or num_nodes(leaves.number, level - 1) > 1:
         return ""
     return (
-        f"exchange.compressor_level is {level}, but the tree over {leaves} {what} ends at level "
-        f"{(leaves - 1).bit_length()}"
+        f"exchange.compressor_level is {level}, but the tree over {leaves} ends at level "
+        f"{(leaves.number - 1).bit_length()}"
     )
 
 

@@ -10,7 +10,7 @@ import tomli_w
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.rate_policy import OVER_THE_TRAINING
-from firecaffe.synchrony.config import EVERY_STEP, LOCAL
+from firecaffe.synchrony.config import EVERY_STEP
 from firecaffe.user_code import REFERENCES, without_folder
 
 _FREE_WORDS = (
@@ -58,11 +58,7 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
         if is_on:
             settings |= _words_of(recipe, section)
     synchrony = recipe.synchrony
-    ends_matter = synchrony.is_served or (
-        synchrony.mode == LOCAL
-        and (synchrony.overlap_steps or synchrony.growth_coefficient or synchrony.fragments > 1)
-    )
-    if recipe.solver.lr_policy in OVER_THE_TRAINING or ends_matter:
+    if recipe.solver.lr_policy in OVER_THE_TRAINING or synchrony.depends_on_last_step:
         settings["train.steps"] = steps
     if synchrony.mode != EVERY_STEP:
         settings |= _words_of(recipe, "synchrony")

@@ -56,15 +56,7 @@ class Run:
     @property
     def num_leaves(self) -> int:
         """Leaves of the tree over all workers: a step's micro-batches, or the replicas."""
-        synchrony = self.recipe.synchrony
-        return (
-            synchrony.replicas if synchrony.mode == LOCAL else self.recipe.train.num_micro_batches
-        )
-
-    @property
-    def leaves_in_words(self) -> str:
-        what = "replicas" if self.recipe.synchrony.mode == LOCAL else "micro-batches"
-        return f"{self.num_leaves} {what}"
+        return self.recipe.leaves.number
 
     @cached_property
     def rounds(self) -> Rounds:

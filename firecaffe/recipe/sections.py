@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from firecaffe.compression.config import PruneConfig, ShareConfig
 from firecaffe.data import DataConfig
@@ -14,8 +14,19 @@ from firecaffe.parallel.config import ParallelConfig
 from firecaffe.recipe.config import CheckpointConfig, TrainConfig
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig, needs_norms
-from firecaffe.synchrony.config import SynchronyConfig
+from firecaffe.synchrony.config import LOCAL, SynchronyConfig
 from firecaffe.tasks.config import TaskConfig
+
+
+class TreeLeaves(NamedTuple):
+    """The terms of the sum over all workers: leaves of the tree."""
+
+    number: int
+    name: str
+    """In the plural."""
+
+    def __str__(self) -> str:
+        return f"{self.number} {self.name}"
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,13 @@ class Recipe:
             raise RecipeError(f"{word}: a recipe has no such word; expected one as solver.base_lr")
         changed: Any = {section: dataclasses.replace(config, **{name: value})}
         return dataclasses.replace(self, **changed)
+
+    @property
+    def leaves(self) -> TreeLeaves:
+        """The leaves of the tree over all workers: a step's micro-batches, or the replicas."""
+        if self.synchrony.mode == LOCAL:
+            return TreeLeaves(self.synchrony.replicas, "replicas")
+        return TreeLeaves(self.train.num_micro_batches, "micro-batches")
 
     @property
     def updates_whole_layers(self) -> bool:

@@ -288,9 +288,6 @@ def check_ranks(recipe: Recipe, world_size: int, per_host: int, on_gpus: bool) -
 
 
 def auto_of(recipe: Recipe) -> Auto:
-    parallel, synchrony = recipe.parallel, recipe.synchrony
-    trick = replace(recipe, parallel=replace(parallel, scheme=ONE_WEIRD_TRICK))
+    trick = replace(recipe, parallel=replace(recipe.parallel, scheme=ONE_WEIRD_TRICK))
     schemes = ("none",) if is_refused(trick) else ("none", ONE_WEIRD_TRICK)
-    is_local = synchrony.mode == LOCAL
-    leaves = synchrony.replicas if is_local else recipe.train.num_micro_batches
-    return Auto(leaves, recipe.exchange.level, schemes)
+    return Auto(recipe.leaves.number, recipe.exchange.level, schemes)

@@ -146,6 +146,12 @@ class SynchronyConfig:
         return self.mode == ASYNCHRONOUS and self.lock == NO_LOCK and self.clock == "real"
 
     @property
+    def depends_on_last_step(self) -> bool:
+        """Whether steps before the last one depend on how long the training is."""
+        is_uneven = self.overlap_steps or self.growth_coefficient or self.fragments > 1
+        return self.is_served or (self.mode == LOCAL and bool(is_uneven))
+
+    @property
     def measures_shares(self) -> bool:
         """Whether workers get unequal shares of a step, by measured times."""
         return self.mode == EVERY_STEP and self.shares == MEASURED

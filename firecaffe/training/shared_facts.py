@@ -146,7 +146,7 @@ def doubts_of(run: Run, world: World, probe: Probe, checkpoint: Checkpoint | Non
             adds = f"communication hook {route.hook} need not add"
         doubts.append(
             f"{adds} in the order of the micro-batch tree at {world.world_size} workers and "
-            f"{run.leaves_in_words}"
+            f"{run.recipe.leaves}"
         )
     if probe.deviating_ranks:
         ranks = ", ".join(map(str, probe.deviating_ranks))
