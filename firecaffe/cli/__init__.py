@@ -9,7 +9,7 @@ from typing import Any
 
 import firecaffe
 from firecaffe.api.answer import print_plainly
-from firecaffe.cluster.handover import leave_report
+from firecaffe.cluster.handover import end_process, leave_report
 from firecaffe.errors import (
     FirecaffeError,
     OutputLostError,
@@ -85,7 +85,10 @@ def _ended(argv: list[str], loaded: Loaded) -> int:
         sys.stdout.flush()
         return exit_code
     except KeyboardInterrupt:
-        return _fail("interrupted", INTERRUPTED)
+        exit_code = _fail("interrupted", INTERRUPTED)
+        if "RANK" in os.environ:
+            end_process(exit_code)  # groups that are freed here wait for other ranks
+        return exit_code
     except OutputLostError as error:
         return error.exit_code if error.has_left else _fail(str(error), error.exit_code)
     # No command ends itself by SystemExit: code of the user's has, whose 0 would be a success.

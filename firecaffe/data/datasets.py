@@ -110,12 +110,16 @@ TEST_ALONE: dict[str, Callable[[DataConfig], TestPart | None]] = {
 
 
 def open_test(config: DataConfig) -> Data:
-    """Open a data set without hold-out; the test samples stand in for missing training samples."""
+    """Open a data set without hold-out; the test samples stand in for missing training samples.
+
+    They are read once, so nothing is cached: a stranger's recipe may name any folder.
+    """
     check_words(config)
+    config = replace(config, hold_out=0.0, cache="")
     kind = CAFFE if is_caffe(config.name) else config.name
     part = TEST_ALONE[kind](config) if kind in TEST_ALONE else None
     if part is None:
-        return open_data(replace(config, hold_out=0.0))
+        return open_data(config)
     test, notes = part
     layout = given_layout(test, config)
     if is_images(test):

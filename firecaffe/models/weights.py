@@ -283,7 +283,9 @@ def _prefix(file: str, tensors: Mapping[str, Tensor], names: Container[str]) -> 
 def _unread_kind(tensor: Tensor) -> str:
     if tensor.is_nested or tensor.layout != torch.strided:
         return "nested" if tensor.is_nested else "sparse"
-    return "quantized" if tensor.is_quantized else "without values" if tensor.is_meta else ""
+    if tensor.is_quantized or tensor.is_complex():
+        return "quantized" if tensor.is_quantized else "complex"
+    return "without values" if tensor.is_meta else ""
 
 
 def _by(shape: torch.Size) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from firecaffe.cluster.agree import gather_bytes, gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.data import DataConfig, Dataset, eval_batches, num_samples
-from firecaffe.errors import RecipeError
+from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.gradients.buffers import KeptBuffers
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Task
@@ -149,7 +149,13 @@ def _outputs_of(
     model: nn.Module, config: TrainConfig, batches: Iterator[EvalBatch], _: Sequence[int]
 ) -> Iterator[tuple[EvalBatch, Any]]:
     for batch in batches:
-        yield batch, model(laid_out(batch[1], config))
+        try:
+            outputs = model(laid_out(batch[1], config))
+        except FirecaffeError:
+            raise
+        except Exception as error:
+            raise failed(f"the network does not take test batch {batch[0]}: it", error) from error
+        yield batch, outputs
 
 
 def value_of(name: str, metric: Metric, state: State, samples: int) -> float:

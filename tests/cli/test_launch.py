@@ -269,3 +269,24 @@ def test_a_closed_terminal_stops_a_run_with_a_checkpoint(recipe: Path, tmp_path:
         assert typed.wait() == 75, errors
     assert "SIGHUP" in errors
     assert (run / "checkpoints" / "latest").is_file()
+
+
+INTERRUPTED = """
+import sys, threading
+from firecaffe import cli
+
+class Group:
+    def __del__(self):
+        threading.Event().wait()
+
+def command(words):
+    group = Group()
+    raise KeyboardInterrupt
+
+cli.function_of = lambda *_: command
+sys.exit(cli.main(["schedule"]))
+"""
+
+
+def test_an_interrupted_rank_ends_before_its_groups_wait_for_others() -> None:
+    assert python("-c", INTERRUPTED, environment={"RANK": "0"}).returncode == 130

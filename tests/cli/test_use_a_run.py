@@ -100,6 +100,17 @@ def test_evaluate_takes_other_data(
     assert row["largest_class_share"] == 1
 
 
+def test_evaluate_caches_nothing_where_a_recipe_says(
+    run: Path, photos: Path, tmp_path: Path
+) -> None:
+    assert main(["pack", str(photos), str(tmp_path / "packed")]) == 0
+    packed = {"data.name": "packed", "data.path": str(tmp_path / "packed")}
+    cache = tmp_path / "cache"
+    replaced = firecaffe.evaluate(run, replace={**packed, "data.cache": str(cache)})
+    assert replaced.evaluation.samples == 10
+    assert not cache.exists()
+
+
 def draw(home: Path, **color_of: str) -> Path:
     """A folder of one training and one test photo of each class."""
     for part in ("train", "test"):

@@ -160,6 +160,7 @@ WRONG: dict[str, Any] = {
     "none of its 1": lambda at: save(at / FILE, WRAPPED),
     "is sparse": with_first(Tensor.to_sparse),
     "is nested": with_first(lambda x: torch.nested.nested_tensor([x[0], x[1]])),
+    "is complex": with_first(lambda x: x.to(torch.complex64)),
     "is quantized": with_first(lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)),
     "is without values": with_first(lambda x: x.to("meta")),
 }

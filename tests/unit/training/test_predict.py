@@ -13,8 +13,11 @@ from torch import nn
 import firecaffe
 from firecaffe import DataConfig, Recipe
 from firecaffe.cli import main
+from firecaffe.cluster.world import World
 from firecaffe.data import open_data
 from firecaffe.errors import OwnCodeError, RecipeError
+from firecaffe.tasks.known_tasks import task_of
+from firecaffe.training.evaluation import evaluate
 from firecaffe.training.given_parts import About
 from firecaffe.training.prediction import as_inputs, predictions, read_image
 from tests.kit.data_photos import make_folder
@@ -220,6 +223,14 @@ def test_samples_that_the_network_does_not_take_are_named() -> None:
     batches = [(["some.npy", "other.npy"], torch.tensor([[1, 2], [3, 7]]))]
     with pytest.raises(OwnCodeError, match=r"some\.npy to other\.npy: it raised IndexError"):
         list(predictions(nn.Embedding(5, 3), Recipe(), iter(batches), torch.device("cpu")))
+
+
+def test_a_test_batch_that_the_network_does_not_take_is_named() -> None:
+    recipe = Recipe(data=DataConfig("generated"))
+    test, alone = open_data(recipe.data).test, World(0, 1, torch.device("cpu"))
+    task = task_of(recipe.task, 10)
+    with pytest.raises(OwnCodeError, match="test batch 0: it raised"):
+        evaluate(nn.Linear(3, 10), task, test, recipe.data, recipe.train, alone)
 
 
 def test_an_array_of_a_data_set_of_ours_is_an_image(tmp_path: Path, capsys: Capture) -> None:
