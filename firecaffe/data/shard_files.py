@@ -60,7 +60,7 @@ def read_text(root: str, file: str, most_bytes: int) -> str:
     else:
         with reading(f"{root}/{file}"), open_regular(Path(root) / file) as opened:
             content = opened.read(most_bytes)
-    if len(content) == most_bytes:
+    if len(content) >= most_bytes:
         raise DataError(f"{root}/{file}: longer than {most_bytes / 1e6:g} MB")
     try:
         return content.decode()
@@ -137,7 +137,13 @@ class RemoteFiles:
         return content
 
     def read(self, info: ShardInfo, start: int, length: int) -> bytes:
-        return self.fetch(info.file, start, length)
+        content = self.fetch(info.file, start, length)
+        if len(content) > length:
+            raise DataError(
+                f"{self.name(info)}: {length} bytes were asked for, and {len(content)} came; the "
+                "server sends no ranges, as Python's http.server; data.cache takes whole files"
+            )
+        return content
 
     def size(self, info: ShardInfo) -> int:
         return int(self._tried(lambda: self._system.size(f"{self._path}/{info.file}")))

@@ -6,8 +6,11 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -151,6 +154,20 @@ def test_a_remote_data_set_gives_the_same_samples(packed: Path) -> None:
         PackedPart(read_list(root), "train", open_files(root))
     with pytest.raises(DataError, match="nosuch://x"):
         read_list("nosuch://x")
+
+
+def test_a_server_that_sends_whole_files_needs_a_cache(packed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    handler = partial(SimpleHTTPRequestHandler, directory=packed)
+    with ThreadingHTTPServer(("localhost", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        root = f"http://localhost:{server.server_port}"
+        with pytest.raises(DataError, match=r"ranges.*data\.cache"):
+            PackedPart(read_list(root), "train", open_files(root)).read(0)
+        remote = PackedPart(read_list(root), "train", open_files(root, str(tmp_path / "cache")))
+        here = part_of(packed)
+        assert [remote.read(i) for i in range(30)] == [here.read(i) for i in range(30)]
+        server.shutdown()
 
 
 def test_a_chain_of_addresses_is_not_followed(tmp_path: Path) -> None:
