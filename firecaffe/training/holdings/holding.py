@@ -34,25 +34,25 @@ class Ready:
     tail: Sequence[Tensor]
     """The plain loss, and the changes to buffers."""
     parts: Sequence[tuple[int, Gradients]] = field(default=EMPTY)
-    """The row's micro-batches by number, with this rank's parts' gradients, set by backward."""
+    """The row's micro-batches: number, and gradients of this rank's parts, filled by backward."""
 
 
 class Holding:
-    """A rank that holds the whole model, and computes samples of its own. Others extend it."""
+    """The holding of a rank with the whole model and its own samples. Others extend it."""
 
     has_inputs = True
     """Whether this rank needs the samples of its micro-batches."""
     knows_loss = True
     """Whether this rank has the loss of its micro-batches."""
     has_whole_gradients = True
-    """Whether this rank has all gradients of its micro-batches, which it alone computes."""
+    """Whether this rank computes its micro-batches alone, and so has all of their gradients."""
     changed_in_backward: Sequence[str] = ()
-    """The buffers that the first backward has changed, apart from those of normalizations."""
+    """The buffers that the first backward changed, apart from those of normalization layers."""
     everywhere: dict[str, nn.Parameter]
     """`named`, and other ranks' parameters on the meta device, so that name patterns match all."""
 
     def __init__(self, forward: Forward, network: nn.Module, evaluators: Group) -> None:
-        """Hold a network. `evaluators` are ranks that share out the samples of an evaluation."""
+        """Hold a network. `evaluators` are the ranks that divide the samples of an evaluation."""
         self.forward, self.network, self.evaluators = forward, network, evaluators
         self.named = {n: p for n, p in network.named_parameters() if p.requires_grad}
         self.everywhere = self.named
@@ -63,14 +63,14 @@ class Holding:
         return self.evaluators
 
     def begin_step(self, first_leaf: int = 0) -> None:
-        """Begin a step, or a replica's: all its micro-batches start from the same buffers."""
+        """Begin a step, or one replica's. All its micro-batches start from the same buffers."""
         self.forward.begin_step(first_leaf)
 
     def run(self, step: int, leaves: Sequence[int], fetch: FetchBatch) -> Iterator[Ready]:
         """Yield each micro-batch of a step when its backward can run. Raises: PeerLostError.
 
-        The caller runs this backward before it asks for the next micro-batch. All ranks of a row
-        ask for equally many, to the end.
+        The caller must run that backward before it asks for the next micro-batch. All ranks of a
+        row must iterate to the end, over equally many micro-batches.
         """
         for leaf in leaves:
             yield Ready(leaf, *self.forward(*fetch(leaf), step, leaf))
@@ -91,14 +91,14 @@ class Holding:
     def outputs(
         self, batches: Iterator[EvalBatch], numbers: Sequence[int], num_samples: int
     ) -> Iterator[tuple[EvalBatch, Any]]:
-        """Yield this rank's evaluation batches, `numbers` of all, with outputs if it has them."""
+        """Yield this rank's evaluation batches (`numbers`), with outputs if this rank has them."""
         for batch in batches:
             yield batch, self.forward.model(laid_out(batch[1], self.forward.config))
 
     def training_outputs(
         self, numbers: Sequence[int], inputs: Callable[[int], Any]
     ) -> Iterator[object]:
-        """Run forward as in training, for inputs by number. Yield something when each is done."""
+        """Run forward as in training, on the inputs of each number. Yield once per forward."""
         forward = self.forward
         for number in numbers:
             taken = inputs(number)
@@ -111,7 +111,7 @@ class Holding:
         return self.forward.model(inputs)
 
     def first_backward(self, first: Batch) -> Tensor | None:
-        """Run backward for the training's first micro-batch. Return its loss, if it is known."""
+        """Run backward for the training's first micro-batch. Return its loss, if known here."""
         self.forward.begin_step()
         loss, tail = self.forward(*first, step=0, leaf=0)
         assert loss is not None  # the first micro-batch of an epoch is never empty
@@ -120,20 +120,20 @@ class Holding:
         return loss
 
     def look_around(self, look: FirstLook, batches: Batches) -> Inventory | None:
-        """Examine the network. Return what is found; None if no rank has all of it.
+        """Examine the network. Return the findings; None if no rank has the whole network.
 
-        All ranks call it. Raises: RecipeError, on all ranks, if other numbers of workers could get
+        All ranks call it. Raises: RecipeError, on all ranks, if another number of workers could get
         other bits.
         """
         return look.around(batches)
 
     def reference(self) -> Mapping[str, Tensor]:
-        """Return results that all ranks compute equally, if they may have no others to compare."""
+        """Return results that all ranks compute alike, if they may have no others to compare."""
         return {}
 
     @property
     def summed(self) -> dict[str, nn.Parameter]:
-        """The trained parameters whose gradients are of this rank's own micro-batches."""
+        """The trained parameters whose gradients come from this rank's own micro-batches."""
         return self.named
 
     @property
@@ -142,11 +142,11 @@ class Holding:
         return ()
 
     def spread(self) -> Spread:
-        """Return how the ranks that hold one model agree on a step. All of them call it."""
+        """Return the `Spread` by which the ranks of one model agree. All of them call it."""
         return Alone(self.named)
 
     def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
-        """Return how ranks of `groups` agree if each knows sums of what it updates only."""
+        """Return the `Spread` of `groups` whose ranks know only the sums of what they update."""
         network = {name: parameter.dtype for name, parameter in self.named.items()}
         return Among(groups, network, {name: TensorPart(name) for name in self.named}, updated)
 
@@ -158,7 +158,7 @@ class Holding:
         return Names({}, {name: place for place, name in enumerate(self.outline)}, frozenset())
 
     def take_first_weights(self) -> list[int]:
-        """Give all ranks the same first weights. Return the ranks that had made others."""
+        """Give all ranks the same first weights. Return the ranks whose own ones differed."""
         pieces = self.pieces().items()
         named = {
             f"{kind}/{n}": p.tensor for kind, piece in pieces for n, p in piece.parts().items()
@@ -173,7 +173,7 @@ class Holding:
         }
 
     def piece(self, piece: Piece) -> Piece:
-        """Convert a piece from the network's tensor names here to those in a state."""
+        """Convert a piece from this rank's tensor names to those in a state."""
         return piece
 
     def piece_of_replicas(self, piece: Piece) -> Piece:
@@ -210,7 +210,7 @@ class Holding:
 
     @property
     def split_layers(self) -> Mapping[str, str] | None:
-        """The split layers, each with how it is split; None if ranks hold no parts of layers."""
+        """How each split layer is split, by name; None if ranks hold no parts of layers."""
         return None
 
     def row(self, num_leaves: int) -> dict[str, Any] | None:

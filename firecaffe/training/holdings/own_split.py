@@ -1,8 +1,8 @@
-"""One weird trick: ranks that hold parts of layers, and compute samples of their own.
+"""One weird trick: ranks that hold parts of layers, and compute their own samples.
 
-The ranks of a row wait for each other at each split layer, forward and backward. So each computes
-one micro-batch at a time, and all equally many. A rank whose micro-batch is empty computes a
-stand-in if another rank's is not; nothing of it is kept.
+The ranks of a row wait for each other at each split layer, in forward and backward. So each rank
+computes one micro-batch at a time, and all compute equally many. If a rank's micro-batch is empty
+and another rank's is not, it computes a stand-in and discards the results.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,11 +26,11 @@ from firecaffe.training.parallel.split_network import SplitNetwork
 from firecaffe.training.updates.part_sums import PartCodec, PartSums
 
 STAND_IN_SAMPLES = 2
-"""The samples of a stand-in. Batch normalization refuses a single one."""
+"""The number of samples in a stand-in. Batch normalization refuses a single sample."""
 
 
 def stand_in_of(first: Batch) -> Batch:
-    """Return a few real samples for a rank without any; others may not suit the network."""
+    """Return a few real samples for a rank without any; invented ones may not suit the network."""
     return map_batch(lambda tensor: tensor[:STAND_IN_SAMPLES].clone(), first)
 
 
@@ -44,7 +44,7 @@ class OwnSplit(SplitLayers):
         stand_in: Batch,
         codec: Callable[[Mapping[str, nn.Parameter]], PartCodec] | None,
     ) -> None:
-        """Hold parts in a row. `codec` makes the encoder of their gradients."""
+        """Hold a row's parts of layers. `codec` makes the encoder of the parts' gradients."""
         super().__init__(forward, network, split)
         mesh, row = split.mesh, split.own_samples
         assert row is not None

@@ -1,7 +1,8 @@
 """Ranks that hold a model together, each with parts of its layers.
 
-Each rank computes parts or a stage that no other does. So there may be nothing to compare, and a
-different kind of processor would go unnoticed. Therefore all compute `reference_gradients`, too.
+Each rank computes parts or a stage that no other rank computes. So ranks may have no common result
+to compare, and a different kind of processor would go unnoticed. Therefore all ranks also compute
+`reference_gradients`.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -30,10 +31,9 @@ SAMPLES, CHANNELS, ROWS, CLASSES = 4, 16, 12, 10
 
 
 def reference_gradients(forward: Forward) -> dict[str, Tensor]:
-    """Return a small network's gradients by weight, which are to have the same bits on all ranks.
+    """Return a small network's gradients by weight, which must have the same bits on all ranks.
 
-    Weights and inputs come from formulas that are exact everywhere. The arithmetic is the
-    training's.
+    Weights and inputs come from formulas that are exact everywhere, the arithmetic from training.
     """
     device = forward.device
     images = _numbers(SAMPLES, 3, ROWS, ROWS, device=device)
@@ -51,7 +51,7 @@ def reference_gradients(forward: Forward) -> dict[str, Tensor]:
 
 
 def _numbers(*shape: int, device: torch.device) -> Tensor:
-    # Numbers from -0.5 to 0.5 that need all digits: integers divided by a prime.
+    # Numbers from -0.5 to 0.5 that use the full mantissa: integers divided by a prime.
     count = torch.Size(shape).numel()
     prime = 1009
     whole = torch.arange(count, device=device) * 7919 % prime
@@ -78,7 +78,7 @@ class InRow(Holding):
         return self.spread_over([self.held.mesh.row], self.named)
 
     def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
-        # In the order in which the sums of gradients are made.
+        # In the order in which the gradients are summed.
         names = [*self.summed, *(name for name in self.named if name not in self.summed)]
         return Among(
             groups,
@@ -98,7 +98,7 @@ class InRow(Holding):
         return self.held.names
 
     def take_first_weights(self) -> list[int]:
-        """Return the ranks with other weights, which were replaced when parts were drawn."""
+        """Return the ranks whose weights differed; these were replaced when parts were drawn."""
         return self.held.other_weights
 
     def pieces(self) -> dict[str, Piece]:

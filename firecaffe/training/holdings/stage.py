@@ -30,7 +30,7 @@ class Stages(InRow):
     ) -> None:
         super().__init__(forward, network, staged)
         self._staged, self._order, self._idle_s = staged, order, 0.0
-        # A stage may have nothing that is trained.
+        # A stage may have no trained parameters.
         self.everywhere = dict[str, nn.Parameter]()
         for name, outline in staged.trained().items():
             local_names = [n for n in staged.names.own(name) if n in self.named]
@@ -48,7 +48,7 @@ class Stages(InRow):
         return self._staged.mesh.plane
 
     def close(self) -> None:
-        """End its threads, which may still wait for a lost rank."""
+        """End the runner's threads, which may still wait for a lost rank."""
         self._runner.close(wait=False)
 
     def run(self, step: int, leaves: Sequence[int], fetch: FetchBatch) -> Iterator[Ready]:
@@ -91,7 +91,7 @@ class Stages(InRow):
 
         ready = self._runner.outputs(stage, numbers, inputs)
         if stage.is_last:
-            # A batch before its outputs: it seeds generators, and the network's go on from there.
+            # Read a batch before its outputs: this seeds generators that the network draws from.
             yield from ((batch, next(ready)[1]) for batch in batches)
         for _ in ready:
             pass
