@@ -33,12 +33,12 @@ class Applier:
         ema: Ema | None = None,
         seed: int | None = None,
     ) -> None:
-        """Make the applier. seed: of what an optimizer of a user's draws; None if it is ours."""
+        """Make the applier. `seed` seeds the draws of a user's own optimizer; None without one."""
         self.optimizer, self.scale, self.ema = optimizer, scale, ema
         self.constraints, self.seed = constraints, seed
 
     def pieces(self, network: nn.Module) -> dict[str, Piece]:
-        """Return what it keeps, whose names are those of the network's parameters."""
+        """Return the state that updates keep, under the names of the network's parameters."""
         pieces: dict[str, Piece] = {"optimizer": OptimizerTensors(network, self.optimizer)}
         if self.ema is not None:
             pieces["ema"] = self.ema.piece
@@ -51,7 +51,7 @@ class Applier:
     ) -> bool:
         """Update the weights in step `step`, counted from 0. Return False if the scale skips it.
 
-        number: of the update, counted from 0, if steps have several; it decides for the average.
+        `number` counts the updates from 0, if a step may have several; the average follows it.
         """
         set_rate(self.optimizer, learning_rate, momentum)
         for constraint in self.constraints:
@@ -68,7 +68,7 @@ class Applier:
         return updates
 
     def restrict(self, weights: Mapping[str, Tensor]) -> None:
-        """Make these weights, which others have changed, and their average obey the constraints."""
+        """Apply the constraints to weights that were changed elsewhere, and to their average."""
         for constraint in self.constraints:
             constraint.restrict(weights)
             if self.ema is not None:
@@ -76,7 +76,7 @@ class Applier:
 
 
 class OwnParameters(nn.Module):
-    """A module of parameters whose names have dots, which torch forbids for its own ones."""
+    """A module of parameters whose names have dots, which torch forbids in `nn.Module`."""
 
     def __init__(self, named: dict[str, nn.Parameter]) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class OwnParameters(nn.Module):
 
 
 class EveryRank:
-    """An update that every rank makes of all that it holds. `ShardOwners` extends it."""
+    """An update in which every rank updates all that it holds. `ShardOwners` extends it."""
 
     reducer: GradientReducer
     shards: Shards | None = None
@@ -143,8 +143,8 @@ class EveryRank:
         """Begin a step of `weight` full micro-batches, by which sums are divided.
 
         `leaves` are this rank's micro-batches, in the order in which they are added. `counts` is
-        called before the last backward, and returns all that this rank has counted. `measures` asks
-        for the squared norms of the gradients of micro-batches and of their mean.
+        called before the last backward, and returns all that this rank has counted. `measures`
+        requests the squared norms of the gradients of micro-batches and of their mean.
         """
         self._weight, self._measures = weight, measures
         self._factor = scale = self.applier.scale.factor
@@ -186,7 +186,7 @@ class EveryRank:
         assert totals.squares is not None
         of_leaves = totals.squares
         if self._factor is not None:
-            of_leaves = of_leaves / self._factor / self._factor  # its square may overflow
+            of_leaves = of_leaves / self._factor / self._factor  # the factor's square may overflow
         return torch.cat([of_leaves, squared_norm(self.reducer.parameters)])
 
     @property
@@ -216,7 +216,7 @@ class EveryRank:
             self.take_average()
 
     def take_average(self) -> None:
-        """Exchange the weights and the moving average, if there is one, or undo it."""
+        """Swap the weights and the moving average, if there is one. A second call swaps back."""
         if self.applier.ema is not None:
             self.applier.ema.exchange()
 

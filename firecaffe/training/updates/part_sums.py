@@ -1,14 +1,14 @@
 """Sums of the gradients of split layers, whose parts see the micro-batches of all ranks of a row.
 
 With one weird trick, a rank has gradients of its parts for each micro-batch of its row. They are
-leaves of the one tree over micro-batches, which continues over the column, whose ranks hold the
-same parts. A single row exchanges nothing. These parts are most of a network's weights, so memory
-traffic counts: nothing is copied, and the last additions, the division and the check for finite
-values run block by block, in the cache.
+leaves of the tree over all micro-batches. The tree continues over the ranks of the column, which
+hold the same parts. A single row exchanges nothing. Such parts are most of a network's weights, so
+memory traffic matters: nothing is copied, and the last additions, the division and the check for
+finite values run block by block, in the cache.
 
-A codec encodes a part as a tensor of its own, at the tree's nodes, on whichever rank has it, so the
-number of ranks changes no bit. Checkpoints have its memory of parts under NODE.NAME/PART and of
-other tensors under NODE.NAME, with the whole tensor's name. Ranks read those of their nodes.
+A codec encodes each part as a separate tensor, at the tree's nodes, whichever rank has it, so the
+number of ranks changes no bit. A checkpoint has the codec's memory of parts under NODE.NAME/PART,
+of other tensors under NODE.NAME. NAME is the whole tensor's. A rank reads that of its own nodes.
 """
 
 import time
@@ -55,13 +55,13 @@ class PartCodec:
         self.memory = self._combine.memory
         self.begin_step, self.undo_step = self._combine.begin_step, self._combine.undo_step
         self.share_out = self._combine.share_out
-        # In a thread, as for gradients of whole tensors: torch uses another number of threads for
-        # a sum there than in the main thread.
+        # It runs in a thread, as for gradients of whole tensors: there, torch uses another number
+        # of threads for a sum than in the main thread.
         self._threads = ExchangeThreads(column, self._combine.lanes, device, queue_of(device))
         self.seconds = 0.0
 
     def close(self) -> None:
-        """End its thread, which may still wait for a lost rank."""
+        """End the codec's thread, which may still wait for a lost rank."""
         self._threads.close(wait=False)
 
     def mean(
@@ -116,7 +116,7 @@ class MemoryInParts:
         return parts
 
     def load(self, stored: Stored) -> None:
-        """Load the memory. Raises: CheckpointError if some is of no parameter of this network."""
+        """Load the memory. Raises: CheckpointError if a part is of no parameter of the network."""
         keys: list[dict[str, str]] = [{} for _ in self._memories]
         for key in stored:
             node, _, path = key.partition(".")
@@ -148,7 +148,7 @@ class _ByOwnKeys(Mapping[str, Tensor]):
 
 
 BLOCK_ELEMENTS = 65_536
-"""Elements of a block on a CPU: 256 kB of each node, a few of which fit into its cache."""
+"""Elements of a block on a CPU: 256 kB per node, so that a few nodes' blocks fit into its cache."""
 
 Leaf = list[Tensor]
 """The flat gradients of a micro-batch by parameter, then for each parameter whether it was used."""
@@ -201,12 +201,12 @@ class PartSums:
         ]
 
     def undo_step(self) -> None:
-        """Undo a codec's changes in a step of scaled losses that updated nothing."""
+        """Undo a codec's changes in a step whose update the loss scale skipped."""
         if self.codec is not None:
             self.codec.undo_step()
 
     def add(self, of_row: Sequence[tuple[int, Gradients]]) -> None:
-        """Add a micro-batch of each rank of the row, by number. May change the gradients."""
+        """Add each rank's micro-batch (number, gradients). May change the gradients in place."""
         if not self.names:
             return
         for counter, (leaf, gradients) in zip(self._counters, of_row, strict=True):

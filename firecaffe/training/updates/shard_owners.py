@@ -79,7 +79,7 @@ class ShardOwners(EveryRank):
 
     @torch.no_grad()
     def take_average(self) -> None:
-        """Exchange the weights and the whole average, or undo it. Raises: PeerLostError."""
+        """Swap the weights and the whole average, or swap them back. Raises: PeerLostError."""
         ema = self.applier.ema
         if ema is None:
             return

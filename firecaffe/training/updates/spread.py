@@ -1,9 +1,9 @@
 """Agreement about a step's results among the ranks that hold one model.
 
-A rank that knows all sums (`Alone`) asks no other. Ranks that hold parts of layers, a stage or a
-shard (`Among`) agree on all that a single rank would decide by: the sums, which gradients are
+A rank that knows all sums (`Alone`) asks no other rank. Ranks that hold parts of layers, a stage or
+a shard (`Among`) agree on all that a single rank would decide by: the sums, which gradients are
 finite, their norms, and whether the loss scale was too large. For this they sum in double precision
-over each of their groups. If several ranks know a value, one sends it and the others add 0. So
+over each of their groups. If several ranks know a value, one sends it and the others send 0. So
 nothing is rounded, and a NaN is passed on.
 
 The norm of a tensor in parts is the root of the sum of its parts' squared norms, in their order. A
@@ -29,14 +29,14 @@ from firecaffe.transport.queue import Queue
 
 
 class UpdatingScaler(torch.amp.GradScaler):
-    """Torch's scaler, with whether it has let any update through since the training began."""
+    """Torch's scaler, and whether it has let any update through since training began."""
 
     has_updated = False
 
 
 @dataclass(frozen=True)
 class ScalerNumbers:
-    """Its numbers in a checkpoint. Replicas keep torch's alone, which are part of a digest."""
+    """The scaler's numbers in a checkpoint. Replicas keep only torch's, which a digest covers."""
 
     scaler: UpdatingScaler
 
@@ -64,7 +64,7 @@ class LossScale:
         return type(self)(self._scaler, optimizer, self._device)
 
     def apart(self, optimizer: optim.Optimizer) -> Self:
-        """Return one that skips the same updates of another optimizer, if it is told of them."""
+        """Return a separate scale for another optimizer. `agree` says which updates it skips."""
         scaler = UpdatingScaler(self._device.type, enabled=self.is_on)
         return type(self)(scaler, optimizer, self._device)
 
@@ -115,7 +115,7 @@ UNUSED = -1.0
 
 @dataclass(frozen=True)
 class Found:
-    """A step's sums, and whether its gradients are fit for an update; equal on a model's ranks."""
+    """A step's sums, and whether its gradients are usable; equal on all ranks of one model."""
 
     sums: Tensor
     """The sums of the loss, of the task's counts, and of what was counted with them."""
@@ -208,12 +208,12 @@ class Among:
         named: Mapping[str, nn.Parameter],
         knows_sums: bool = True,
     ) -> None:
-        """Let ranks agree that hold one model. All of them call it. Raises: PeerLostError.
+        """Prepare the ranks that hold one model. All of them call it. Raises: PeerLostError.
 
         This rank is in each of the groups. `network` has the dtypes of the network's trained
-        parameters, in its order. `parts` says what this rank's gradients are of, in the order of
-        `finite` in `agree`, and `named` has what it updates, by the same names. `knows_sums` says
-        whether it knows the loss.
+        parameters, in its order. `parts` has the tensor of each of this rank's gradients, in the
+        order of `finite` in `agree`. `named` has the parameters that this rank updates, by the same
+        names. `knows_sums` says whether this rank knows the loss.
         """
         self._groups = [group for group in groups if group.group is not None]
         self._names, self._dtypes = list(network), list(network.values())
@@ -310,8 +310,8 @@ class Among:
         return part_norms.square().sum().sqrt()
 
     def _sum(self, values: Tensor) -> Tensor:
-        # A ring's all-gather has half as many messages, one after the other, as its all-reduce.
-        # There are few values, and no addition is rounded.
+        # A ring all-gather takes half as many sequential messages as a ring all-reduce. There are
+        # few values, and no addition is rounded.
         for group in self._groups:
             rows = values.new_empty(group.world_size, *values.shape)
             finish(group, partial(dist.all_gather, list(rows), values, group=group.group))
