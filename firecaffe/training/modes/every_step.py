@@ -11,7 +11,7 @@ Ranks may be measured, and their shares of micro-batches rebalanced. A rank's ti
 when its last gradient is ready. It includes waits for its data, because a rank with less to compute
 has less to read. Later waits for other ranks and the update do not count, because a smaller share
 would not shorten them. Ranks that hold one model together are a row. Rows receive shares, and waits
-within a row count: it is only as fast as its ranks together.
+within a row count: a row is only as fast as its ranks together.
 """
 
 import json
@@ -58,9 +58,9 @@ class EveryStep:
         momentum: Callable[[int], float | None] = lambda _: None,
         is_measured: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """Compute `leaves` in this order (see `Route.order`). A momentum of None stays as it is.
+        """Compute `leaves` in this order (see `Route.order`). A momentum of None changes nothing.
 
-        `is_measured` says of a step, counted from 0, whether it measures the norms of gradients.
+        `is_measured` says whether a step, counted from 0, measures the norms of gradients.
         """
         self.holding, self.update, self.batches = holding, update, batches
         self.leaves, self.momentum, self._is_measured = leaves, momentum, is_measured
@@ -77,8 +77,8 @@ class EveryStep:
         """Train step `step`, counted from 0, and leave every rank with the same weights.
 
         `vote` is called before the last backward. Raises: PeerLostError; NotFiniteError on all
-        ranks, which keep the weights from before the step. On a GPU the outcome raises
-        NotFiniteError when it is read.
+        ranks, which then keep the weights from before the step. On a GPU, reading the outcome
+        raises NotFiniteError instead.
         """
         holding, update, queue = self.holding, self.update, self.update.queue
         times = StepMarks(queue, len(self.leaves), self._spent)
@@ -137,7 +137,7 @@ def steps_of_whole(
 
 @dataclass(frozen=True)
 class Change:
-    """A change after `step` steps. Seconds are each rank's median for a micro-batch before it."""
+    """A change of shares after `step` steps, and each rank's median seconds per micro-batch."""
 
     step: int
     micro_batches_by_rank: list[int]
@@ -183,7 +183,7 @@ class Balance:
 
         Returns the line about a change, or an empty string. Raises: PeerLostError.
         """
-        if not self._measured:  # so on all ranks
+        if not self._measured:  # then none on any rank
             return ""
         local_s = statistics.median(self._measured)
         self._measured = []
@@ -271,7 +271,7 @@ def measured_shares(
 
 
 def shares_in_rows(rounds: Shares, size: int) -> Shares:
-    """Share out each row's `rounds`, of `size` micro-batches, to its ranks: one each at a time."""
+    """Divide each row's `rounds`, of `size` micro-batches, among its ranks: one each per round."""
     return tuple(
         range(start, start + len(row))
         for row in rounds
@@ -280,6 +280,6 @@ def shares_in_rows(rounds: Shares, size: int) -> Shares:
 
 
 def own_seconds(timings: Timings) -> float:
-    """Return a rank's seconds for each of its micro-batches in a step, with waits for its row."""
+    """Return a rank's seconds per micro-batch in a step, including its waits for its row."""
     in_row_s = (timings.idle_s or 0.0) + (timings.activations_s or 0.0)
     return (timings.data_s + timings.compute_s + in_row_s) / timings.micro_batches

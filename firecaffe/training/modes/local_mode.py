@@ -36,8 +36,8 @@ class Local(ModeParts):
     def __init__(self, run: Run, update: EveryRank, rank: int) -> None:
         """Make the replicas of a rank, all with the network's weights. Raises: RecipeError.
 
-        `rank` is its place among those that share out the replicas. `update` makes the synchronous
-        steps.
+        `rank` is this rank's place among those that divide the replicas. `update` makes the
+        synchronous steps.
         """
         super().__init__(update)
         synchrony, solver, holding = run.recipe.synchrony, run.recipe.solver, update.holding
@@ -50,8 +50,8 @@ class Local(ModeParts):
         self.fragments = _fragments(holding, synchrony.fragments)
         self.moments = [Moments(fragment.named) for fragment in self.fragments]
         if synchrony.inner_momentum == "average":
-            # An optimizer keeps the same for all parameters. Patterns may match none of a
-            # fragment's.
+            # An optimizer keeps the same kinds of tensors for all parameters. Patterns of the
+            # multipliers may match no parameter of a fragment, which would raise.
             plain = partial(make_optimizer, config=replace(solver, lr_mult={}, decay_mult={}))
             self.moments = [find_moments(fragment.named, plain) for fragment in self.fragments]
         counted = len(forward.task.counted)
@@ -141,7 +141,7 @@ class Local(ModeParts):
 
 
 def _fragments(holding: Holding, count: int) -> list[Fragment]:
-    """Group whole parameters; the last group has the buffers. Raises: RecipeError if too few."""
+    """Group whole parameters; the last group has the buffers. Raises: as `cut_fragments`."""
     sizes, whole = holding.sizes, holding.whole_name
     names = list(sizes)
     cut = cut_fragments(list(sizes.values()), count)

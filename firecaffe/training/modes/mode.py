@@ -50,11 +50,11 @@ class Mode(Protocol):
 
     @property
     def behind(self) -> int:
-        """The number of steps, the last ones, whose outcome cannot be read yet."""
+        """The number of the latest steps whose outcome cannot be read yet."""
 
     @property
     def advice(self) -> str:
-        """Advice to people if the loss stays above its start."""
+        """Advice for the user if the loss stays above its start."""
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Queued:
         """Train step `step`, counted from 0. `vote` is called before sums that carry votes.
@@ -65,7 +65,7 @@ class Mode(Protocol):
 
 @dataclass(frozen=True)
 class Summed:
-    """Parameters of which something is summed over ranks, and examples of what is sent along."""
+    """Parameters for which ranks sum tensors, and examples of what they send along."""
 
     named: Mapping[str, nn.Parameter]
     tail: Sequence[Tensor]
@@ -86,7 +86,7 @@ class Linked:
     """The digest of what this machine computes for the probe's micro-batch."""
     resources: ExitStack
     source: LogReader | None
-    """The log of a server's events, which come from its clock without one."""
+    """The log that a server's events are read from; None if they come from its clock."""
 
 
 class Loop(Protocol):
@@ -100,7 +100,7 @@ class Loop(Protocol):
         """Train up to a step, to the training's last one, or to an early end."""
 
     def part(self) -> None:
-        """Stop to exchange sums of steps: no rank waits for all others any more."""
+        """Stop exchanging the sums of steps: no rank waits for all others any more."""
 
     def go_on_alone(self, world: World) -> None:
         """Evaluate and save on this rank alone."""
@@ -114,18 +114,18 @@ class Loop(Protocol):
 class TrainingRanks:
     """The ranks of a training, and what each does between its first step and its result.
 
-    Here they make all steps together. Others extend it.
+    In this class, all ranks make all steps together. Others extend it.
     """
 
     have_weights = True
-    """Whether the ranks that evaluate may load other weights than the last."""
+    """Whether the ranks that evaluate may load weights other than the last."""
 
     turn: AbstractContextManager[object] = nullcontext()
-    """Keeps learners of this rank from computing in a `with` block."""
+    """The lock that keeps this rank's learners from computing in a `with` block."""
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether another process was asked to stop, and says so in no vote."""
+        """Whether another process, which has no vote, was asked to stop."""
         return False
 
     def run(self, loop: Loop, asks_to_stop: Callable[[], str]) -> Result:
@@ -134,7 +134,7 @@ class TrainingRanks:
         return loop.end()
 
     def gather(self) -> None:
-        """Bring the state to where it is saved, evaluated and compared."""
+        """Bring the state to the ranks that save, evaluate and compare it."""
 
 
 @dataclass(frozen=True)
@@ -146,13 +146,13 @@ class Steps:
 
 
 class ModeParts:
-    """A mode's parts: here, of steps that all ranks make together. Other modes extend it."""
+    """The parts of a mode; here, all ranks make each step together. Other modes extend it."""
 
     updates_by_batch = True
     """Whether each step makes one update, by the mean gradient of its whole batch."""
 
     rise: Rise | NeverRises = NeverRises()
-    """Detects a loss that stays above its start; not if all ranks make each step together."""
+    """Detects a loss that stays above its start; unused if all ranks make each step together."""
 
     def __init__(self, update: EveryRank) -> None:
         self.update, self.holding = update, update.holding
@@ -169,7 +169,7 @@ class ModeParts:
         return run
 
     def last_ahead(self, run: Run) -> int:
-        """Return the step after the last one whose batches are fetched in order."""
+        """Return the first step whose batches are no longer fetched in order."""
         return run.steps
 
     def summed(self) -> Sequence[Summed]:
@@ -177,11 +177,11 @@ class ModeParts:
         return [Summed(self.holding.summed, forward.empty_tail(), empty_counts(forward))]
 
     def exchange_words(self, run: Run, by_ranks: str) -> str:
-        """Say how gradients travel. by_ranks: the exchange, where ranks sum them together."""
+        """Describe how gradients travel. `by_ranks` describes sums that all ranks make together."""
         return by_ranks
 
     def steps(self, linked: Linked) -> Steps:
-        """Make what runs the steps. All ranks call it."""
+        """Make the objects that run the steps. All ranks call it."""
         shares = measured_shares(linked.run, linked.mesh, linked.step, linked.ahead)
         return Steps(linked.step, linked.ahead, shares=shares)
 

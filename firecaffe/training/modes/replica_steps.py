@@ -8,10 +8,10 @@ R takes [r M / R, (r + 1) M / R), adds their gradients by the tree over them, an
 update. A replica without samples, at the end of an epoch, makes none. Every rank hosts consecutive
 replicas and trains them one after the other in the same network.
 
-For an average of a fragment, replica r is leaf r of the tree. It sends x - x_r, where x are the
-weights that all began with, through the exchange, as gradients are sent. The tail has the changes
+For an average of a fragment, replica r is leaf r of the tree. With x the weights that all replicas
+began with, it sends x - x_r through the exchange, as gradients are sent. The tail has the changes
 of its buffers, and the losses of its steps since the last average of any fragment. So an average
-costs what a gradient of the same parameters does, with any exchange or codec, and its bits are the
+costs as much as a gradient of the same parameters, with any exchange or codec, and its bits are the
 same on any number of workers.
 """
 
@@ -160,13 +160,13 @@ class Average:
     moments: Moments
     outer: Outer
     forgets: bool
-    """Whether replicas' optimizers start afresh after it."""
+    """Whether the replicas' optimizers are reset after an average."""
     applier: Applier
     """The update of synchronous steps; it has the constraints and the moving average."""
 
     @torch.no_grad()
     def begin(self, losses: dict[int, Tensor], counts: Tensor) -> None:
-        """Start to send the differences, with the losses of this rank's replicas and its counts."""
+        """Start sending the differences, the losses of this rank's replicas, and its counts."""
         by_number = {replica.number: replica for replica in self.replicas.own}
         self.reducer.begin_step(self.reducer.num_leaves, self.order, lambda: counts)
         self.forward.buffers.begin_step()
@@ -186,14 +186,14 @@ class Average:
         return changes
 
     def finish(self) -> Totals:
-        """Wait for the mean difference: the `grad` of the fragment. Raises: PeerLostError."""
+        """Wait for the mean difference, the new `grad` of the fragment. Raises: PeerLostError."""
         for parameter in self.replicas.named.values():
             parameter.grad = None
         return self.reducer.finish_step()
 
     @torch.no_grad()
     def apply(self, totals: Totals, steps: range, learning_rate: float) -> None:
-        """Update the network at rest. `steps` are those since these parameters' last average."""
+        """Update the network's average. `steps` are those since the fragment's last average."""
         count, first = self.reducer.num_leaves, 1 + len(self.moments.keys)
         self.outer.step(learning_rate)
         if self.applier.ema is not None:

@@ -1,18 +1,18 @@
-"""This rank's replicas: weights, buffers, an optimizer and a loss scale each; a piece of the state.
+"""This rank's replicas, each with weights, buffers, an optimizer and a loss scale.
 
-There is one network. At rest it holds the average x of all replicas. To train, a replica lends its
-tensors to the network. A checkpoint has each replica whole, under its number, so that any number of
-ranks can resume. A rank that holds parts has names such as `classifier.1.parts.2.weight`; in a
-checkpoint these are rows of `classifier.1.weight`, as one rank has it.
+There is one network. Between steps it holds the average x of all replicas. To train, a replica
+lends its tensors to the network. A checkpoint has each whole replica under its number, so that any
+number of ranks can resume. A rank that holds parts has names such as `classifier.1.parts.2.weight`;
+a checkpoint has these as rows of `classifier.1.weight`, the name on a single rank.
 
     R/parameter/NAME, R/buffer/NAME   if replicas differ; else all are as the average
     R/optimizer/NAME/KEY              the optimizer's tensors
     R/numbers                         the optimizer's other state: JSON, as bytes
     R/scale                           its loss scale, with float16: JSON, as bytes
 
-The recipe may average moments with the weights: the momentum of sgd, both moments of adam, which
-have the form of the weights. They are in the tail of an average, and no codec encodes them. Counts
-of updates stay each replica's own.
+The recipe may average moments with the weights: the momentum of sgd, both moments of adam. They
+have the weights' shapes. They are in the tail of an average, and no codec encodes them. Each
+replica keeps its own counts of updates.
 """
 
 import json
@@ -41,7 +41,7 @@ class Fragment:
 
     named: Mapping[str, nn.Parameter]
     has_buffers: bool
-    """Whether all buffers are averaged with these."""
+    """Whether all buffers are averaged with these tensors."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Replicas:
         self._holding, self.model, self.named = holding, holding.network, holding.named
         self._scaler = holding.forward.scaler
         self.is_apart = False
-        """Whether their weights differ from the average, at least in some fragment."""
+        """Whether the replicas' weights differ from the average, at least in some fragment."""
         self.own = [
             Replica(
                 number,
@@ -144,7 +144,7 @@ class Replicas:
             copy(self.model.buffers(), buffers)
 
     def lend(self, replica: Replica) -> None:
-        """Put a replica into the network: share the weights' memory, copy the buffers."""
+        """Put a replica into the network: share the memory of its weights, copy its buffers."""
         for name, parameter in self.named.items():
             parameter.data = replica.weights[name]
         copy(self.model.buffers(), replica.buffers.values())
@@ -204,7 +204,7 @@ def copy(into: Iterable[Tensor], values: Iterable[Tensor]) -> None:
 
 
 STEP = "step"
-"""torch's name of a count of updates, which looks like a weight of one number."""
+"""torch's key for a count of updates, whose shape may be that of a weight of one element."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def find_moments(
     named: Mapping[str, nn.Parameter],
     make: Callable[[dict[str, nn.Parameter]], optim.Optimizer],
 ) -> Moments:
-    """Find out what an optimizer keeps, from an update of copies."""
+    """Find the tensors that an optimizer keeps, by an update of copies of the parameters."""
     if not named:
         return Moments(named)
     copies = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in named.items()}

@@ -3,10 +3,10 @@
 learner  HEAD: ASK, a version                  owner  its bytes of that version
 learner  HEAD: BRING, a work, what was used    then the owner's bytes of the gradient
 ...
-learner  HEAD: END                             owner  a HEAD, that it has it
+learner  HEAD: END                             owner  a HEAD, as acknowledgment
 
-A thread of rank 0 serves each owner, so an owner that still waits for a gradient does not delay the
-others. Each message is a JSON text; parts are a text with their names, and then their bytes.
+Rank 0 has a thread for each owner, so an owner that still waits for a gradient does not delay the
+others. Rank 0's messages are JSON texts. Parts are a text with their names, then their bytes.
 """
 
 import json
@@ -39,9 +39,9 @@ class OwnerLayout:
     shards: Sequence[Shard]
     """The shards by rank. In a small network some may be empty, and have no owner."""
     coder: Coder
-    """The coder. On cut parameters it keeps nothing back, and encodes parts to the same values."""
+    """The coder. For cut parameters it has no memory, and encodes a part to the same values."""
     clips: bool
-    """Whether gradients are clipped, so that the norm of all together has to be finite."""
+    """Whether gradients are clipped, so that the norm of the whole gradient has to be finite."""
 
     def letter(self, shard: Shard) -> Parcel:
         return Parcel(
@@ -52,7 +52,7 @@ class OwnerLayout:
         )
 
     def opened(self, letter: Parcel, shard: Shard, used: Container[str]) -> Gradient:
-        """Return an owner's part of a gradient, in the letter's memory. Buffers are rank 0's."""
+        """Return an owner's part of a gradient, in the letter's memory. Rank 0 has the buffers."""
         names = [name for name in shard.pieces if name in used]
         return Gradient({n: self._shaped(n, letter.views[n], shard) for n in names}, [])
 
@@ -87,7 +87,7 @@ class OwnerHead:
 
 
 class Carrier:
-    """The carrier of one learner, whose thread alone calls the methods."""
+    """One learner's connection to the owners. Only the learner's thread calls its methods."""
 
     def __init__(
         self, layout: OwnerLayout, rank: int, own: Owner | None, lines: Mapping[int, Line]
@@ -105,7 +105,7 @@ class Carrier:
         return sum(line.received_bytes for line in lines), sum(line.sent_bytes for line in lines)
 
     def pull(self, version: int) -> Mapping[str, Tensor]:
-        """Return the parameters at a version that this learner was given work at."""
+        """Return the parameters at a version for which this learner was given work."""
         if version != self._version:
             shards = self._layout.shards
             head = self._head.fill(ASK, [version])
@@ -120,7 +120,7 @@ class Carrier:
         return self._weights.views
 
     def push(self, work: Work, gradient: Gradient) -> Tensor:
-        """Send a gradient to its owners. Return what of it is finite; see `coder.are_finite`."""
+        """Send a gradient to its owners. Return what is finite; see `coder.are_finite`."""
         layout, used = self._layout, gradient.tensors
         runs = {
             f"{rank}/{name}": layout.shards[rank].run_of(name, used[name]).reshape(-1)
@@ -213,7 +213,7 @@ class Teller:
         self._orders.put(order)
 
     def cut(self) -> None:
-        """End the thread, from any other, once it waits for no line. Its owner is not told."""
+        """End the thread, from another one, once it waits for no line. Send the owner nothing."""
         self._orders.put(None)
 
     def _run(self) -> None:
@@ -248,7 +248,7 @@ def send_order(line: Line, order: Order) -> OwnerParts | None:
 
 
 def listen(line: Line, owner: Owner, moved: Moved) -> None:
-    """Execute the orders from an owner's line, to its end. Raises: PeerLostError."""
+    """Execute the orders that arrive at an owner, until the last. Raises: PeerLostError."""
     while (row := _receive(line))["order"] != "End":
         if row["order"] == "UpdateOrder":
             made = row["step"], row["rate"], row["momentum"], row["delay"], row["overflows"]

@@ -4,9 +4,9 @@ The server applies what it decodes. Gradients that travel nowhere (rank 0's own,
 simulated clock or a replay) are encoded and decoded too, so it does not matter who computes one.
 
 With error feedback, what a learner's push did not send is added to its next gradient. This memory
-changes only with pushes that count, in their order, which the log has, and only for the parameters
-that a push uses. A learner that joins has none; a lost learner's is lost. Under the real clock it
-is in the learner's process and in no checkpoint: a resumed training begins by losing all learners.
+changes only with pushes that count, in the order of the log, and only for the parameters that a
+push uses. A learner that joins has no memory, and that of a lost learner is lost. Under the real
+clock it is in the learner's process, in no checkpoint: a resumed training first loses all learners.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,7 +25,7 @@ from firecaffe.transport.collect import HeldPart
 
 
 class Coder:
-    """The coder of the learners of a process. It sends gradients as they are; others extend it."""
+    """Encodes the gradients of a process's learners: here, as they are. Others extend it."""
 
     def example(self, gradient: Tensor) -> Tensor:
         """Return a tensor of the dtype and shape in which a gradient like this one is sent."""
@@ -36,7 +36,7 @@ class Coder:
         return dict(gradients)
 
     def decode(self, sent: Tensor, num_elements: int) -> Tensor:
-        """Return the gradient, as so many elements in order, from what was sent."""
+        """Return the gradient that was sent, as `num_elements` elements in order."""
         return sent.view(-1)
 
     def as_sent(self, learner: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ class Encoder(Coder):
         return sent
 
     def _payload(self, x: Tensor, memory: Tensor) -> Tensor:
-        """Encode x, float32 (n,), as uint8 (bytes,). `memory` is what of x was kept back before."""
+        """Encode x, float32 (n,), as uint8 (bytes,). `memory` is the part of x kept back before."""
         if not x.numel():
             return x.new_empty(0, dtype=torch.uint8)
         if isinstance(self._codec, RowCodec):
@@ -121,7 +121,7 @@ class FeedbackEncoder(Encoder):
             now[name] = torch.empty_like(x)
             keep_rest(now[name], x, self.decode(payloads[name], x.numel()))
             is_finite = is_finite and _is_finite(x)
-        # No update is made of a gradient that has overflowed.
+        # A gradient that has overflowed makes no update.
         self._before[learner], self._memory[learner] = before, now if is_finite else before
         return payloads
 
@@ -169,8 +169,8 @@ def make_coder(compressor: str, named: Mapping[str, nn.Parameter]) -> Coder:
 def are_finite(names: Iterable[str], runs: Iterable[tuple[str, Tensor]]) -> Tensor:
     """Return whether each parameter's gradient is finite: bool, shape (parameters + 1,).
 
-    A parameter that was not used counts as finite. The last place is for the norm of all, which
-    whoever clips computes. `runs` has parts of gradients with their parameters.
+    A parameter that was not used counts as finite. The last element is for the norm of the whole
+    gradient; a caller that clips sets it. `runs` has parts of gradients by parameter.
     """
     broken = {name for name, values in runs if not _is_finite(values)}
     return torch.tensor([*(name not in broken for name in names), True])

@@ -109,5 +109,5 @@ class Doorkeeper:
 def _invitation(command: str) -> str:
     if own_secret() is None:
         return f"more workers can join: {command}"
-    # One that the launcher has made itself is in no file.
+    # A secret that the launcher has made itself is in no file.
     return f"{command} --secret-file FILE joins this run, if it was started with that file"

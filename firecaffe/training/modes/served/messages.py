@@ -4,7 +4,7 @@ server   HEAD: WORK, leaf, whether weights follow     then the weights, if they 
 learner  the contribution: times, a vote, what was used, gradient, tail, counts
 ...
 server   HEAD: END, the length of a text              then the text and the last weights
-learner  HEAD, that it has them
+learner  HEAD, as acknowledgment
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class Head:
 
 
 class Messages:
-    """The messages over one lane; both ends make them the same way."""
+    """The messages over one lane. Both ends construct them alike."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Messages:
         coder: Coder,
         is_elsewhere: bool = False,
     ) -> None:
-        """Encode gradients with `coder`, unless others hold the weights and get them."""
+        """Encode gradients with `coder`; if `is_elsewhere`, send none: others hold the weights."""
         self.lane, self._coder = lane, coder
         self._named = {} if is_elsewhere else named
         buffers = dict(forward.model.named_buffers())

@@ -1,16 +1,16 @@
 """An owner: has a run of the parameters' elements, and executes the log's events on it.
 
-A rule for each element by itself gives the same bits wherever parameters are cut, so the number of
-ranks changes none. For a rule that needs whole parameters (their norms, or what a codec keeps back
-of them), the cuts are between parameters.
+A rule that treats each element by itself gives the same bits wherever parameters are cut, so the
+number of ranks changes no bit. If a rule needs whole parameters (their norms, or what a codec keeps
+back of them), the cuts are between parameters.
 
 Rank 0 sends an owner the events, in their order. Learners send it their gradients of these elements
 and request versions of them, in any order: an event waits for its gradient, a learner for its
 version.
 
 The pieces of the whole training (`training.state`) and of an owner have the same names; an owner's
-tensors are runs of the whole ones. So loading runs into its pieces cuts the whole, and loading all
-owners' runs into the whole pieces puts it together.
+tensors are runs of the whole ones. So the training is cut by loading runs into each owner's pieces,
+and put together by loading all owners' runs into the whole pieces.
 """
 
 import threading
@@ -49,13 +49,13 @@ class Shard:
     start: int
     stop: int
     pieces: Mapping[str, range]
-    """Its elements of each tensor, laid out row by row, in the order of the parcel."""
+    """The shard's elements of each tensor, laid out row by row, in the order of the parcel."""
 
     def has_whole(self, name: str, tensor: Tensor) -> bool:
         return len(self.pieces[name]) == tensor.numel()
 
     def run_of(self, name: str, tensor: Tensor) -> Tensor:
-        """Return its part of a tensor: the tensor itself if it is whole, else of one dimension."""
+        """Return the shard's part of a tensor, of one dimension, or all of it unchanged."""
         if self.has_whole(name, tensor):
             return tensor
         elements = self.pieces[name]
@@ -69,7 +69,7 @@ class Shard:
         return parcel.data[self.start : self.stop]
 
     def views(self, data: Tensor, parcel: Parcel) -> dict[str, Tensor]:
-        """Return the pieces in its bytes, shaped as by `run_of`. `parcel` is any one of all."""
+        """Return the pieces in `data`, shaped as by `run_of`. `parcel` has the whole layout."""
         views = {}
         for name, elements in self.pieces.items():
             whole = parcel.views[name]
@@ -82,9 +82,9 @@ class Shard:
 
 
 def cut(parcel: Parcel, count: int, whole: bool = False) -> list[Shard]:
-    """Cut a parcel into shards of equal size but for `ALIGNMENT` bytes. Some may be empty.
+    """Cut a parcel into shards of equal size, to within `ALIGNMENT` bytes. Some may be empty.
 
-    If `whole`, the cuts are between tensors, where that is nearest to equal.
+    If `whole`, the cuts are between tensors, as near to equal sizes as possible.
     """
     total = parcel.data.nbytes
     ends = [total * number // count // ALIGNMENT * ALIGNMENT for number in range(count)] + [total]
@@ -172,7 +172,7 @@ class HeldRuns:
         self._numbers.load_state_dict(local_numbers)
 
     def parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return its tensors, by KIND/PATH, and the optimizer's numbers."""
+        """Return the owner's tensors, by KIND/PATH, and the optimizer's numbers."""
         tensors = {
             f"{kind}/{path}": part.tensor
             for kind, piece in self._pieces.items()
@@ -209,7 +209,7 @@ def _leaves(server: Piece) -> Iterator[Leaf]:
 
 
 def parameter_of(kind: str, path: str) -> str:
-    """Return the parameter of a piece's tensor: NAME, NAME/KEY, or WHAT/WHERE/NAME."""
+    """Return the parameter's NAME in a piece's path: NAME, NAME/KEY, or WHAT/WHERE/NAME."""
     return _first(path) if kind == "optimizer" else path.rpartition("/")[2]
 
 
@@ -249,8 +249,8 @@ class Owner:
     def version(self, number: int) -> Tensor:
         """Wait for a version, and return its bytes, which do not change any more.
 
-        Whoever asks was given work at it, so it will be kept. Raises: PeerLostError if the owner
-        was cut.
+        The learner that asks was given work at this version, so the version is kept. Raises:
+        PeerLostError if the owner was cut.
         """
         memory = self.held.memory
         with self._changed:
@@ -278,7 +278,7 @@ class Owner:
 
     def _spoil(self) -> None:
         """Set all gradients to NaN: clipping by an infinite norm would make an update of zeros."""
-        # All owners do this, and whoever computes with these weights reports it.
+        # All owners do this, and a learner that computes with these weights reports it.
         for parameter in self._server.named.values():
             if parameter.grad is not None:
                 parameter.grad.fill_(torch.nan)

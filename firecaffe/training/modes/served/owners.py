@@ -77,7 +77,7 @@ class OwnersBench:
 
 
 class NumbersOfOwners:
-    """An owner's exchange of numbers. All owners make the same updates in the same order."""
+    """Exchanges numbers with other owners. All make the same updates in the same order."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class NumbersOfOwners:
         return {n: torch.tensor(norm, dtype=self._named[n].dtype) for n, norm in of_all.items()}
 
     def of_all(self, own: Mapping[str, float]) -> dict[str, float]:
-        """Return numbers of 0 or more of all used parameters, given those of this owner's.
+        """Return a number (0 or more) for each used parameter, given those of this owner.
 
         They are in network order. Raises: PeerLostError.
         """
@@ -123,11 +123,11 @@ ASKED, ANSWERED = 2, 3
 
 
 class OwnerLines:
-    """The lines among learners and owners, which lie on every rank.
+    """The lines between learners and owners. Every rank has both.
 
-    What two ranks exchange in two roles goes over two connections. For Gloo's receiver says over
-    the same connection that it is ready, behind all that was sent over it before. So a pull would
-    wait for the pull of the other rank, which goes the other way.
+    Two ranks that are each other's owner and learner use two connections. Gloo's receiver announces
+    over the connection that it is ready, after all that was sent over it before. So over a single
+    connection, a pull would wait for the other rank's pull in the opposite direction.
     """
 
     def __init__(self, store: Store, rank: int, size: int, per_rank: int, timeout_s: float) -> None:
@@ -149,7 +149,7 @@ class OwnerLines:
         return mesh.line(owner, ASKED, ANSWERED)
 
     def to_learner(self, rank: int, place: int) -> Line:
-        """Return this owner's end of that line of another rank's learner."""
+        """Return this owner's end of the line from another rank's learner `place`."""
         mesh = self._meshes[place, "up" if rank < self.rank else "down"]
         return mesh.line(rank, ANSWERED, ASKED)
 
@@ -163,7 +163,7 @@ class Owners(Holders):
 
     @classmethod
     def meet(cls, whole: KeptTraining) -> Self:
-        """Cut a training among all its ranks. All of them call it. Raises: PeerLostError."""
+        """Divide a training's weights among all ranks, which all call it. Raises: PeerLostError."""
         world, recipe = whole.world, whole.run.recipe
         store, per_rank = store_of(world), recipe.synchrony.in_flight
         met = world.rank, world.world_size, per_rank, recipe.exchange.timeout_s

@@ -1,7 +1,7 @@
 """The ranks of a training under the real clock, once its warm steps are done.
 
-Rank 0 is the server, and has a learner too. Every other rank computes for it until it receives the
-end, and holds a part of the weights if the server is in parts. Rank 0 alone evaluates, saves and
+Rank 0 is the server, and has a learner too. Every other rank computes for rank 0 until it receives
+the end, and holds a part of the weights if the server is sharded. Only rank 0 evaluates, saves and
 records. No rank waits for all others any more.
 """
 
@@ -56,10 +56,10 @@ def work(
     asks_to_stop: Callable[[], bool],
     look: Callable[[], None],
 ) -> str:
-    """Compute what comes over any lane until all have ended. Return the first one's text.
+    """Compute the work that comes over the lanes until all have ended. Return the first's text.
 
-    The last weights are in the first lane's messages then. `look` is called while waiting, and may
-    raise. Raises: PeerLostError if the server is gone; errors of computing.
+    The first of `lanes` then has the last weights. `look` is called while waiting, and may raise.
+    Raises: PeerLostError if the server is gone; errors of computing.
     """
     said: SimpleQueue[tuple[int, str | BaseException]] = SimpleQueue()
 
@@ -108,7 +108,7 @@ TOGETHER = (NotFiniteError, DivergedError, PreemptedError, LauncherLostError)
 """Errors with which all ranks end; see `faults.TOGETHER`. The watch reports others."""
 
 CUT_S = 5.0
-"""Seconds in which the threads of learners and holders end once they are cut."""
+"""Seconds to wait for the threads of learners and holders to end, once they are cut."""
 
 
 class RealRanks(TrainingRanks):
@@ -140,10 +140,10 @@ class RealRanks(TrainingRanks):
         self._door: Doorkeeper | None = None
         self._holders = Holders()
         self.turn = threading.Lock()
-        """The lock of whoever computes on rank 0: a learner, or an evaluation."""
+        """The lock that a learner or an evaluation holds while it computes on rank 0."""
 
     have_weights = False
-    """They are in other processes, too."""
+    """Other processes have the weights, too."""
 
     def run(self, loop: Loop, asks_to_stop: Callable[[], str]) -> Result:
         """Train together in the warm steps, then for the server."""
@@ -179,9 +179,9 @@ class RealRanks(TrainingRanks):
         self._clock.count_moved(self._holders.moved)
 
     def work(self, asks_to_stop: Callable[[], str]) -> Result:
-        """Compute for the server to its end, on ranks other than 0. Return the run's result.
+        """Compute for the server until it ends, on ranks other than 0. Return the run's result.
 
-        The network has the last weights then. `asks_to_stop` returns why this process was asked to
+        The network then has the last weights. `asks_to_stop` returns why this process was asked to
         stop, or an empty text. Raises: the error that the training has ended with; PeerLostError.
         """
         bench = Workbench(self._forward, self._named, self._batches, self.turn)
@@ -206,7 +206,7 @@ class RealRanks(TrainingRanks):
 
     @contextmanager
     def serving(self, say: Callable[[str], None]) -> Iterator[None]:
-        """Run the clock with all learners in a `with` block, on rank 0; send errors to others."""
+        """Run the clock with all learners in a `with` block, on rank 0. Send errors to others."""
         model = copy.deepcopy(self._forward.model)
         forward = Forward(model, self._forward.task, self._forward.config, self._forward.mixing)
         named = {name: p for name, p in model.named_parameters() if name in self._named}

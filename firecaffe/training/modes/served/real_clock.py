@@ -91,19 +91,19 @@ class ClockLearner(ABC):
         self._thread.start()
 
     def hear(self, counts: bool) -> None:
-        """Note whether its last contribution counts."""
+        """Record whether the learner's last contribution counts."""
         self._is_dropped = not counts
 
     def begin(self, work: Work, weights: Mapping[str, Tensor]) -> None:
-        """Give it work. `weights` are parameters and buffers, which do not change any more."""
+        """Give the learner work. `weights` are parameters and buffers that no longer change."""
         self._orders.put(Begin(work, weights, self._is_dropped))
 
     def end(self, text: str, weights: Mapping[str, Tensor]) -> None:
-        """End it, after its work if it has some. `text` and `weights` are for its process."""
+        """End the learner once its work is done. `text` and `weights` are for its process."""
         self._orders.put(_End(text, weights))
 
     def cut(self) -> None:
-        """End it whatever it does, from another thread."""
+        """End the learner from another thread, whatever it is doing."""
         self.end("", {})
 
     def join(self, timeout_s: float) -> bool:
@@ -183,10 +183,10 @@ OnLoss = Callable[[int, str], object]
 
 
 class RealClock:
-    """Makes events happen, with their gradients. Its state is the policy's, as JSON.
+    """Produces the events as they happen, with their gradients. Its state has the policy's.
 
-    Works under way are lost with their processes. So a training that resumes from a state begins
-    with the loss of all learners that were there.
+    Works under way are lost with their processes. So a resumed training begins with the loss of all
+    learners that were there.
     """
 
     def __init__(self, policy: Policy, memory: ServerMemory, needs_all: bool = False) -> None:
@@ -196,7 +196,7 @@ class RealClock:
         self._moved: Mapping[int, tuple[int, int]] = {}
         self.arrivals: Arrivals = SimpleQueue()
         self.everybody: list[ClockLearner] = []
-        """All learners so far, with those that are lost."""
+        """All learners so far, including lost ones."""
         self._asking: list[int] = []  # learners without work, in the order in which they asked
         self._due: deque[ClockLearner | int] = deque()  # who joins, and the numbers of the lost
         self._lost_ranks: dict[int, str] = {}
@@ -293,7 +293,7 @@ class RealClock:
         return max(left_s - min(self._came_s[number] for number in numbers), 1e-9)
 
     def take_rest(self) -> BaseException | None:
-        """Process losses and joins after the last event. Return this process's first error then."""
+        """Process losses and joins after the last event. Return this process's first error."""
         error: BaseException | None = None
         comers = [due for due in self._due if isinstance(due, ClockLearner)]
         while not self.arrivals.empty():

@@ -67,7 +67,7 @@ class AtFirst:
     def meet(self, whole: KeptTraining) -> Holders:
         """Give the weights to their keepers, after the warm steps. All ranks call it.
 
-        Raises: RecipeError on all ranks if they cannot have them so; PeerLostError.
+        Raises: RecipeError on all ranks if they cannot keep the weights so; PeerLostError.
         """
         return Holders()
 
@@ -131,7 +131,7 @@ def keeper_of(words: SynchronyConfig, world_size: int) -> AtFirst:
 
 
 class Served(ModeParts, NumbersOfParts):
-    """A mode with a server. Its numbers are JSON; the server's memory is a piece."""
+    """A mode with a server. Its numbers are JSON, and the server's memory is a piece."""
 
     updates_by_batch = False
     rise: Rise
@@ -156,7 +156,7 @@ class Served(ModeParts, NumbersOfParts):
         squares = synchrony.compensate == "delay"
         scale = partial(loss_scale, forward)
         self.memory = ServerMemory(forward.model, named, squares, more=scale)
-        """The memory of all weights. If others keep them, the server has one of buffers only."""
+        """The memory of all weights. If others keep them, the server's own has only buffers."""
         self.server = self.keeper.server(run, update, self.memory, set(range(learners)))
         policy = make_policy(synchrony, self.leaves, learners)
         self.real: RealClock | None = None

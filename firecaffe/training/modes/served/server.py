@@ -1,8 +1,8 @@
 """The server: holds the weights, and executes events on tensors, in one process.
 
 An update adds its gradients by the tree in the order of their leaves, as a synchronous step does,
-and divides them by their samples. Late gradients are corrected first. The
-rules leave a gradient of staleness 0 as it is.
+and divides the sum by their samples. Late gradients are corrected first. The rules leave a gradient
+of staleness 0 as it is.
 """
 
 import math
@@ -84,8 +84,8 @@ class LateRule:
 class DelayCompensation(LateRule):
     """DC-ASGD-a: g + λ g ⊙ g ⊙ (W - W pulled), λ = λ0 / √(mean of g ⊙ g).
 
-    The mean square takes this gradient in first. Source: Zheng et al. 2017, "Asynchronous
-    stochastic gradient descent with delay compensation".
+    The mean square includes this gradient. Source: Zheng et al. 2017, "Asynchronous stochastic
+    gradient descent with delay compensation".
     """
 
     def __init__(self, mean_square: Weights) -> None:
@@ -111,9 +111,9 @@ class GapAware(LateRule):
         sizes: Mapping[str, int],
         of_all: Callable[[Mapping[str, float]], Mapping[str, float]] = dict,
     ) -> None:
-        """Correct where some parameters are.
+        """Correct gradients on a rank that may have only some of the parameters.
 
-        sizes: the elements of each parameter of the network. of_all: maps numbers of the
+        sizes: the number of elements of each parameter of the network. of_all: maps numbers of the
         parameters that are here to those of all, in network order.
         """
         super().__init__()
@@ -122,7 +122,7 @@ class GapAware(LateRule):
     def correct(self, gradients: Weights, weights: Weights, pulled: Weights) -> None:
         if self.mean_step.value > 0:
             gap = self._distance({name: weights[name] for name in gradients}, pulled)
-            if gradients:  # all of the work's may be elsewhere
+            if gradients:  # other ranks may have all of them
                 torch._foreach_div_(list(gradients.values()), 1 + gap / self.mean_step.value)
 
     @contextmanager
@@ -179,7 +179,7 @@ class Server:
         self._overflowed |= {work.leaf} if overflows else set()
 
     def take(self, event: Event) -> None:
-        """Record an event that was executed; delete what nobody needs any more."""
+        """Record an event that was executed, and delete what is no longer needed."""
         match event:
             case Pull():
                 self.memory.keep(event.work.version)
@@ -255,7 +255,7 @@ class Server:
 
     def _norm(self) -> Tensor:
         used = {name: p.grad for name, p in self.named.items() if p.grad is not None}
-        # One by one and added on the host, so that no bit depends on who has which of them.
+        # One by one, and added on the host, so that no bit depends on which rank has which one.
         norms = [torch.linalg.vector_norm(gradient).cpu() for gradient in used.values()]
         of_all = self.norms_of_all(dict(zip(used, norms, strict=True)))
         return nn.utils.get_total_norm(list(of_all.values()), foreach=True)
@@ -275,7 +275,7 @@ class Server:
     ) -> list[Tensor]:
         changes = self.memory.gradients[work.leaf].tail[1:]
         late = update.staleness(work)
-        # The first micro-batch of each step changes integers. Those of two steps do not add up.
+        # The first micro-batch of a step changes integer buffers; two such changes do not add up.
         firsts = [other.leaf for other in update.works if other.leaf.place == 0]
         is_newest = not firsts or work.leaf == max(firsts)
         is_plain = not late and (is_newest or work.leaf.place)

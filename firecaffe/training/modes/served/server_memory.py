@@ -32,7 +32,7 @@ ALIGNMENT = 64
 
 
 class Parcel:
-    """Host memory for tensors of known dtypes and shapes; both ends make it the same way."""
+    """Host memory for tensors of known dtypes and shapes. Both ends of a lane lay it out alike."""
 
     def __init__(self, examples: Mapping[str, Tensor], data: Tensor | None = None) -> None:
         """Use `data`, of `parcel_bytes` bytes, or allocate memory."""
@@ -73,7 +73,7 @@ def copy_in_file(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def bytes_in_file(size: int) -> Tensor:
-    """Return so many zeros in a mapped file. Raises: RunError if there is no room."""
+    """Return `size` zero bytes in a mapped file. Raises: RunError if there is no room."""
     return torch.frombuffer(_mapped(max(size, 1)), dtype=torch.uint8)[:size]
 
 
@@ -159,7 +159,7 @@ class ServerMemory:
 
     @torch.no_grad()
     def load(self, stored: Stored) -> None:
-        """Load it. Raises: CheckpointError if a tensor is of another network, or of no server."""
+        """Load the memory. Raises: CheckpointError for tensors of other networks or no server."""
         now = self._now()
         for path in stored:
             try:

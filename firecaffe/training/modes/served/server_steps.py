@@ -1,8 +1,8 @@
 """Steps of a training with a server: events until the samples of a step are done.
 
-A step has as many leaves as a synchronous one, but any leaves: those of faster learners may be of
-later steps. So the learning rate follows the samples that are done, and records, evaluations and
-checkpoints stay as they are. The events come from a clock that is logged, or from a log.
+A step has as many leaves as a synchronous one, but they may be others: faster learners may already
+compute leaves of later steps. So the learning rate follows the samples that are done, and records,
+evaluations and checkpoints stay as they are. The events come from a logged clock, or from a log.
 """
 
 from collections import deque
@@ -57,7 +57,7 @@ class LoggedClock(NumbersOfParts):
     def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
         """Open the log in a run's folder, with the events up to the resumed checkpoint.
 
-        Return a line for people if these are not there.
+        Return a warning if these events are missing.
         """
         path, notes = folder / EVENTS, []
         if self._lines.count and checkpoint is not None and checkpoint.folder is not None:
@@ -83,7 +83,7 @@ class LoggedClock(NumbersOfParts):
         return event
 
     def follow(self, event: Event) -> None:
-        """Go along with a log, so that this state is that of the run that wrote it.
+        """Take a logged event. The state becomes that of the run that wrote the log.
 
         Raises: ValueError if the event cannot follow the events before it.
         """
@@ -263,7 +263,7 @@ def weight_of(order: SampleOrder, leaf: Leaf) -> float:
 class ServerTimes:
     """The times of a server's step. `data_s` and `compute_s` are those of rank 0's own learner.
 
-    If that learner has its own thread, these times and `update_s` may overlap. Nobody waits for an
+    If that learner has its own thread, these times and `update_s` may overlap. No rank waits for an
     exchange.
     """
 

@@ -1,10 +1,10 @@
 """Computes the gradient of a work, at the weights that its learner had pulled.
 
 A simulated clock and a replay compute a gradient when its event happens (`Computed`), at the
-weights and buffers of the version that the learner had pulled. They never compute what is dropped.
+weights and buffers of the version that the learner had pulled. A dropped gradient is not computed.
 
-Under the real clock, learners compute on benches. Rank 0, which decides, may have all weights, or
-others hold them.
+Under the real clock, learners compute on benches. Rank 0, which decides, has all weights, or other
+holders have them.
 """
 
 import time
@@ -45,7 +45,7 @@ class Contribution:
 
 
 LOSS_SCALE = "loss scale"
-"""A version's loss scale, among its tensors by the names of parameters and buffers."""
+"""The key of a version's loss scale. The other keys are names of parameters and buffers."""
 
 
 def loss_scale(forward: Forward) -> dict[str, Tensor]:
@@ -57,7 +57,7 @@ def loss_scale(forward: Forward) -> dict[str, Tensor]:
 
 def set_loss_scale(forward: Forward, version: Mapping[str, Tensor]) -> None:
     """Set the loss scale to that of a version, if it has one."""
-    if LOSS_SCALE in version and loss_scale(forward):  # which makes torch's scaler begin
+    if LOSS_SCALE in version and loss_scale(forward):  # the call initializes torch's scaler
         forward.scaler.update(float(version[LOSS_SCALE]))
 
 
@@ -71,7 +71,7 @@ def compute(
 ) -> tuple[Gradient, Tensor]:
     """Return a leaf's gradient at the present weights and buffers, and the task's counts.
 
-    It is not finite if it has overflowed under the present loss scale.
+    The gradient is not finite if it has overflowed under the present loss scale.
     """
     forward.begin_step()
     loss, tail = forward(*batch, *leaf)
@@ -91,13 +91,13 @@ def compute(
 
 class Bench(Protocol):
     def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
-        """Compute a work. `weights` are what the server has sent of its version."""
+        """Compute a work. `weights` are the tensors of its version that the server has sent."""
 
     def end(self) -> None: ...
 
 
 class Workbench:
-    """A network of its own on which a rank's learners compute, one at a time."""
+    """A separate network on which a rank's learners compute, one at a time."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Workbench:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy a version into the network. Without weights, the network has these already."""
+        """Copy a version into the network. It may lack parameters that are there already."""
         self.forward.buffers.begin_micro_batch()  # a module may have replaced buffers
         for name in self.named.keys() & weights.keys():
             self.named[name].copy_(weights[name])
