@@ -43,10 +43,10 @@ class LayoutChoice:
 
 
 def with_named_split(recipe: CheckedRecipe, dataset: Dataset) -> CheckedRecipe:
-    """Name the split layers in a recipe whose layout is chosen.
+    """Name the split layers in a recipe whose layout is to be chosen.
 
-    So it decides the same bits as a recipe that names them. Raises: RecipeError, with the layer's
-    name, if one cannot be split so.
+    The recipe then decides the same bits as one that names them. Raises: RecipeError, with the
+    layer's name, if one cannot be split so.
     """
     parallel = recipe.parallel
     if parallel.scheme != AUTO or parallel.split:
@@ -62,7 +62,7 @@ def with_named_split(recipe: CheckedRecipe, dataset: Dataset) -> CheckedRecipe:
 def choose_layout(
     recipe: CheckedRecipe, parts: Parts, world: World
 ) -> tuple[CheckedRecipe, LayoutChoice | None]:
-    """Return the recipe in the chosen layout, if it is chosen. All ranks get rank 0's choice.
+    """Return the recipe in a layout that rank 0 chooses, and the choice; None if it has a layout.
 
     All ranks call it. Raises: RecipeError on all ranks if no layout is possible, or none has a
     price; PeerLostError.
@@ -120,7 +120,7 @@ def _cluster(recipe: Recipe, world: World) -> Cluster:
 
 
 def _check_is_new(parts: Parts) -> None:
-    """Raise RecipeError if model() returns one network twice: it would be made before its seed."""
+    """Raise RecipeError if model() returns one network twice, made before its seed is set."""
     if parts.model is None:
         return
     with generators_kept():

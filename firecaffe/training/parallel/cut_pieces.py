@@ -1,9 +1,9 @@
 """Pieces of a training's state whose tensors are cut among ranks, under the whole tensors' names.
 
-Another piece has them under this rank's names, such as `classifier.1.parts.2.weight`, or
-`classifier.1.parts.2.weight/momentum_buffer` for what an optimizer keeps. Here that is rows of
-`classifier.1.weight/momentum_buffer`, as any layout of ranks, or one rank, has it. When the first
-weights are drawn, each rank keeps its own parts.
+The wrapped piece has them under this rank's names, such as `classifier.1.parts.2.weight`, or
+`classifier.1.parts.2.weight/momentum_buffer` for what an optimizer keeps. The wrapper has the
+latter as rows of `classifier.1.weight/momentum_buffer`, a name that suits any layout of ranks.
+When the first weights are drawn, each rank keeps its own parts.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from firecaffe.transport.collect import HeldPart
 
 @dataclass(frozen=True)
 class PieceSource:
-    """The part of a whole tensor that one of this rank's tensors is."""
+    """The place of one of this rank's tensors in a whole tensor."""
 
     whole: str
     dim: int = 0
@@ -132,7 +132,7 @@ class NumbersInParts:
 
 
 class NumbersOfRow(NumbersInParts):
-    """Numbers of all parts of a row's ranks. All call `state_dict`, and get the same, in order."""
+    """Numbers of all parts of a row. All its ranks call `state_dict`, and get equal results."""
 
     def __init__(self, numbers: Numbers, names: Names, row: Group) -> None:
         super().__init__(numbers, names)
@@ -180,7 +180,7 @@ class _ByOwnNames(Stored):
 
 
 Own = Mapping[str, Sequence[LayerPiece]]
-"""A rank's parts of tensors that it does not have whole, by name; there may be none."""
+"""A rank's parts of tensors that it does not have whole, by name; a tensor may have none here."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Drawn:
     """The network. Tensors that are not whole here are zeros that take no memory."""
     pieces: Mapping[str, Sequence[Tensor]]
     other_weights: list[int]
-    """The ranks whose first weights were not rank 0's, and were replaced by these."""
+    """The ranks whose first weights differed from rank 0's, and were replaced by rank 0's."""
 
 
 class FreshNetwork:
@@ -299,7 +299,7 @@ class _Keeper:
                 tensor.detach().copy_(whole)
 
     def _keep(self, name: str, whole: Tensor) -> None:
-        # A copy in memory of its own, because alignment may change bits.
+        # A separate copy, because alignment may change bits.
         self.pieces[name] = [
             whole.narrow(dim, rows.start, len(rows)).clone(memory_format=torch.contiguous_format)
             for dim, rows in self.own.get(name, ())

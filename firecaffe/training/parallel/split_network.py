@@ -88,7 +88,7 @@ def _nothing(_: nn.Module, __: str) -> dict[str, str]:
 
 
 def _fully_connected(model: nn.Module, scheme: str) -> dict[str, str]:
-    """Split by neurons and inputs in turns.
+    """Split the layers by neurons and by inputs alternately.
 
     Inputs are first if the first layer has fewer outputs than inputs: the narrower side is sent
     whole.
@@ -213,7 +213,7 @@ def give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
 
 
 OF_LAYERS, OF_STAGES = "split", "stages"
-"""The prefixes of such errors, which `firecaffe.adapt.split_layers` and `cut_stages` raise too."""
+"""The prefixes of errors that `firecaffe.adapt.split_layers` and `cut_stages` raise, too."""
 
 
 @contextmanager

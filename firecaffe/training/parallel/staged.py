@@ -1,7 +1,7 @@
 """A recipe's network, cut into stages, of which this rank has one, or parts of its layers.
 
 Between stages, a tensor in parts stays in parts: each worker sends its parts to the worker of the
-next stage that has the same ones. So the next stage computes part by part, as without stages.
+next stage that has the same parts. So the next stage computes part by part, as without stages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -72,7 +72,7 @@ class StagedNetwork(RowNetwork):
     module: nn.Module
     """All modules with tensors of this rank: those of its stages, and the network."""
     tied: list[tuple[str, nn.Parameter]]
-    """The network's parameters by all their names; on meta if this rank lacks some of them."""
+    """The network's parameters by all their names; those not whole on this rank are on meta."""
     group: PartGroup
     chosen: dict[str, str]
     """The split layers of all stages, each with its value of `parallel.split`."""
@@ -121,7 +121,7 @@ def cut_network(
     tied = _tied(network, wholes, of_stage, outline)
     mark_cut_up(network)
     _free(network, {wholes[name] for name in of_stage.elsewhere})
-    # A stage has modules of its own for what a followed forward uses. They come first, because a
+    # A stage has separate modules for what a traced forward uses. They come first, because a
     # micro-batch changes buffers there.
     stages = [of_stage.training, of_stage.evaluation]
     places = [*(stage.module for stage in stages), network]
