@@ -1,8 +1,8 @@
 """The parts that a rank holds, and what ranks exchange, each with its conjugate as its gradient.
 
 The bits of a matrix product depend on its shape. So what is split has a fixed number of parts, each
-computed separately, on any number of ranks. A tree over parts, which continues across ranks like
-that over micro-batches, makes the sums. So the number of ranks changes no bit.
+computed separately, on any number of ranks. Sums over parts are made by a tree, which continues
+across ranks like the tree over micro-batches. So the number of ranks changes no bit.
 
 | forward | backward |
 |---|---|
@@ -12,8 +12,8 @@ that over micro-batches, makes the sums. So the number of ranks changes no bit.
 | `copy_gathered`: parts that were put together go to all parts | the sum, each rank's parts of it |
 | `slice_own`: each rank takes its parts | the parts of the gradient are put together |
 
-A whole tensor is equal on all ranks, and so is its gradient. With one weird trick it is that of
-each rank's own samples, and each rank has its parts of all samples (`parallel.own_samples`).
+A whole tensor is equal on all ranks, and so is its gradient. With one weird trick, each rank has
+the whole tensor of its own samples, and its parts of all samples (`parallel.own_samples`).
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3, for the conjugate pairs.
 """
 
@@ -176,7 +176,7 @@ def gather(group: PartGroup, own: Sequence[Tensor], cut: Cut, dim: int) -> Tenso
 def copy_gathered(
     group: PartGroup, gathered: Tensor, own: Sequence[Tensor], cut: Cut, dim: int
 ) -> tuple[Tensor, ...]:
-    """Do `gather`, then `copy`, if no rank needs the whole sum. `gathered` is `own` as a whole."""
+    """Do `gather`, then `copy`, if no rank needs the whole sum. `gathered` is all ranks' `own`."""
     whole = gathered.detach()
     return with_conjugate(
         lambda *_: group.copies(whole), lambda *parts: group.sum_own(parts, cut, dim), *own
@@ -194,7 +194,7 @@ Gradient = Callable[..., Sequence[Tensor | None]]
 
 
 def with_conjugate(forward: Exchange, backward: Gradient, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return `forward` of tensors; `backward` maps the gradients of its results to theirs."""
+    """Return `forward` of tensors; `backward` maps the results' gradients to the tensors'."""
     made: tuple[Tensor, ...] = _Pair.apply(  # type: ignore[no-untyped-call]
         forward, backward, *tensors
     )

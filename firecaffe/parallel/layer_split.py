@@ -62,7 +62,7 @@ class Split(nn.Module):
     def whole_state_dict(self) -> dict[str, Tensor]:
         """Return the state of the network before the split, on the CPU of the group's first rank.
 
-        All ranks must call it. Others send theirs, tensor by tensor, and get an empty one.
+        All ranks must call it. Others send their parts, tensor by tensor, and get an empty state.
 
         Raises: PeerLostError.
         """
@@ -191,7 +191,7 @@ def replace_layers(
     group: PartGroup,
     pieces: Mapping[str, Sequence[Tensor]] | None = None,
 ) -> Split:
-    """Replace the chosen layers of a network by split ones; `own_pieces` fill its stand-ins.
+    """Replace the chosen layers of a network by split ones. `pieces` is the data of stand-ins.
 
     Raises: RecipeError if a layer has too few elements to cut, before anything is changed.
     """
@@ -201,7 +201,7 @@ def replace_layers(
         place = SplitPlace(name, word, group, pieces or {})
         made[name] = make_split(model.get_submodule(name), place)
     for name, layer in made.items():
-        # Code that still calls the whole layer, from a list of its own, must fail.
+        # Code that still calls the whole layer, through its own reference, must fail.
         whole_layer = model.get_submodule(name)
         whole_layer._parameters.clear()
         whole_layer._modules.clear()

@@ -108,7 +108,7 @@ class SplitLayer(nn.Module):
 
 
 class ByOutputs(SplitLayer):
-    """A layer whose parts need the whole input. `cut` and `dim`, from the last, are of outputs."""
+    """A layer whose parts need the whole input. `cut` and `dim` (from the end) are of outputs."""
 
     def __init__(self, place: SplitPlace, made: MadeParts, cut: Cut, dim: int) -> None:
         super().__init__(place, made)
@@ -120,7 +120,7 @@ class ByOutputs(SplitLayer):
 
 
 class ByInputs(SplitLayer):
-    """A layer that sums over parts. `cut` and `dim`, from the last, are of the inputs."""
+    """A layer that sums over parts. `cut` and `dim` (from the end) are of the inputs."""
 
     def __init__(
         self, place: SplitPlace, made: MadeParts, cut: Cut, dim: int, bias: nn.Parameter | None
@@ -143,7 +143,7 @@ class ByInputs(SplitLayer):
 
 
 class ByBoth(SplitLayer):
-    """A layer whose parts use their own input. `dim` is cut, from the last, or 1 for the second."""
+    """A layer whose parts use their own input. `dim` is cut: from the end, or 1 for the second."""
 
     def __init__(
         self, place: SplitPlace, made: MadeParts, inputs: Cut, outputs: Cut, dim: int

@@ -1,4 +1,4 @@
-"""One weird trick: ranks that hold a layer in parts, each with samples of its own.
+"""One weird trick: ranks that hold a layer in parts, each with its own samples.
 
 Each rank computes layers that are not split for its own micro-batch. At a split layer, it has its
 parts of the tensors of all ranks' micro-batches:
@@ -42,7 +42,7 @@ ALIGNMENT_BYTES = 64
 
 
 class Swap(Protocol):
-    """An exchange with a tensor from each rank to each other. All call it, in the same order."""
+    """An exchange of a tensor from each rank to each other rank. All call it, in one order."""
 
     @property
     def seconds(self) -> float: ...
@@ -50,9 +50,9 @@ class Swap(Protocol):
     def __call__(
         self, given: Sequence[Tensor], shapes: Sequence[torch.Size], most: int
     ) -> list[Tensor]:
-        """Return every rank's tensor for this one. Raises: PeerLostError.
+        """Return every rank's tensor for this rank. Raises: PeerLostError.
 
-        They are valid until the next swap but one. No tensor has more than `most` numbers.
+        They are valid until the next swap but one. No tensor has more than `most` elements.
         """
 
 
@@ -66,7 +66,7 @@ class SwapAlone:
 
 
 class SwapByMessages:
-    """A swap by messages of an all-to-all. Ranks all send as much as the largest message."""
+    """A swap by messages, an all-to-all. All messages are as long as the longest."""
 
     def __init__(self, group: Group) -> None:
         self._group, self._collectives = group, Collectives(group)
@@ -93,7 +93,7 @@ class SwapByMessages:
 
 
 class Memory:
-    """A swap through shared memory, with two boxes per rank that take turns, and a barrier."""
+    """A swap through shared memory, with two alternating boxes per rank, and a barrier."""
 
     def __init__(self, local: LocalRanks) -> None:
         self._local = local
@@ -151,9 +151,9 @@ class OwnSamples(PartGroup):
 
     @contextmanager
     def apart(self, samples: Sequence[int]) -> Iterator[list[Gradients]]:
-        """Give each rank a micro-batch of its own in a block; outside it, all have equal ones.
+        """Give each rank its own micro-batch in a `with` block; elsewhere, all have the same one.
 
-        `samples` are their sizes. Backward fills the yielded gradients, a set for each of them.
+        `samples` are their sizes. Backward fills the yielded gradients, one dict per micro-batch.
         """
         self._samples, self._is_shared = samples, False
         self._kept = [{} for _ in samples]
@@ -242,7 +242,7 @@ class OwnSamples(PartGroup):
         return [parts[start : start + count] for start in range(0, len(parts), count)]
 
     def _most(self, example: Tensor, cut: Cut, dim: int) -> int:
-        # The most numbers that one rank has for another, of a tensor that is cut.
+        # The most elements that one rank has for another, of a tensor that is cut.
         longest = max(cut[share.stop] - cut[share.start] for share in self.shares)
         sample = example.numel() // (example.shape[0] * example.shape[dim])
         return max(self._samples) * sample * longest

@@ -61,7 +61,7 @@ def room_for(outline: str) -> list[Tensor]:
 
 
 def unpack(outline: str, runs: Sequence[Tensor], device: torch.device) -> tuple[Any, list[Tensor]]:
-    """Return the value, and its tensors that want gradients, in the order of `tensors_in`."""
+    """Return the value, and its tensors that need gradients, in the order of `tensors_in`."""
     tree, forms = json.loads(outline)
     tensors, wanted = [], []
     for (_, shape, strides, _, wants), arrived in zip(forms, runs, strict=True):

@@ -1,8 +1,8 @@
 """Images in parts of rows, with their halos, and what a kernel or a pool sees of them.
 
-A halo gives each part in forward what its window covers of the others. A window is the range of the
-cut dimension that one part sees. Backward returns the sum of each element's gradients. It adds
-gradients in the order of parts, whoever holds them, so the number of ranks changes no bit.
+A window is the range of the cut dimension that one part sees. In forward, a halo gives a part the
+elements of other parts in its window. Backward returns the sum of each element's gradients. It adds
+them in the order of parts, whichever rank holds these, so the number of ranks changes no bit.
 
 Output rows are cut anew, equally. Each part receives the rows that its own are made from, and the
 padding beyond the image's edges. Columns stay whole. Source: Dryden et al. 2019
@@ -113,7 +113,7 @@ def _exchange(
     back: bool = False,
 ) -> dict[_Piece, Tensor]:
     # Returns the pieces that other ranks have and this one needs. `known` are this rank's. `like`
-    # is any piece except for the length of `dim`. `back` goes from the window's rank to the part's.
+    # has a piece's shape but for `dim`. If `back`, the window's rank sends to the part's.
     rank_of = {part: rank for rank, share in enumerate(group.shares) for part in share}
 
     def way(piece: _Piece) -> tuple[int, int]:
@@ -165,7 +165,7 @@ def is_in_rows(x: "TensorInParts") -> bool:
 
 
 def seen_of(x: "TensorInParts", slide: Slide, fill: float) -> tuple[Cut, list[Tensor]]:
-    """Return the cut of the output rows and what own parts are made from, padded with `fill`."""
+    """Return the cut of the output rows, and own parts' input rows, padded with `fill`."""
     rows = x.shape[x.cut_dim]
     ends = cut(slide.outputs(rows), x.group.num_parts)
     seen = [slide.seen(range(start, stop)) for start, stop in pairwise(ends)]
@@ -226,7 +226,7 @@ def average_pool(
 
 
 def _divided_anew(means: Tensor, slide: Slide, outputs: range, low: int, high: int) -> Tensor:
-    # Divides by the number of rows that count, which are those of [low, high), instead of all.
+    # Divides by the number of rows that count, which are those in [low, high), instead of all.
     counts = []
     for output in outputs:
         seen = slide.seen(range(output, output + 1))

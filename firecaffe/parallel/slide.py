@@ -1,4 +1,4 @@
-"""The rows of an image that a kernel sees, and the rows that cross borders between parts for it."""
+"""The rows of an image that a kernel sees, and those that it sees beyond the border of a part."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -79,7 +79,7 @@ def check_enough(name: str, rows: int, outputs: int, num_parts: int) -> None:
 
 
 def windows_of(seen: Sequence[range], rows: int) -> tuple[range, ...]:
-    """Return the existing rows that parts see; at least one, which is cropped if all is padding."""
+    """Return the existing rows that each part sees: at least one, to be cropped if none is."""
     return tuple(
         range(min(max(window.start, 0), rows - 1), max(min(window.stop, rows), 1))
         for window in seen
@@ -98,7 +98,7 @@ def crossing_rows(slide: Slide, rows: int, num_parts: int) -> int:
 
 
 def crossing_between(slide: Slide, rows: int, num_parts: int, workers: int) -> list[list[int]]:
-    """Count the rows of each worker that parts of each other see. Raises: as `crossing_rows`."""
+    """Count the rows of each worker that each other's parts see. Raises: as `crossing_rows`."""
     part_rows = [range(*ends) for ends in pairwise(cut(rows, num_parts))]
     crossing, per_worker = [[0] * workers for _ in range(workers)], num_parts // workers
     for part, window in enumerate(part_windows(slide, rows, num_parts)):

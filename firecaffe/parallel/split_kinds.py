@@ -1,8 +1,8 @@
 """The kinds of split, and how each cuts its layers.
 
 `ByPaths` splits a module of several paths, whose outputs are concatenated (`find_paths`). All ranks
-compute what paths have in common (the squeeze of a Fire block). Each part is a consecutive run of
-paths, so the outputs of the parts are the output in parts.
+compute what paths have in common (the squeeze of a Fire block). Each part is a run of consecutive
+paths, so the outputs of the parts are the module's output in parts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ from firecaffe.parallel.tensor import whole
 
 
 class ByPaths(SplitLayer):
-    """A module in runs of paths. `common` makes their inputs; `dim` is that of the outputs' cat."""
+    """A module in runs of paths. `common` makes their inputs; outputs are joined along `dim`."""
 
     def __init__(self, place: SplitPlace, made: MadeParts, common: nn.Module, dim: int) -> None:
         super().__init__(place, made)

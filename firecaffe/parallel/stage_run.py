@@ -1,15 +1,15 @@
 """Runs the stage of a network that this rank has, one step after the other.
 
 Micro-batches go forward and backward through the ranks in an order of `parallel.pipeline`, as in
-the whole network. Backward is for one micro-batch at a time, so the caller has its gradients. Each
-micro-batch has its own buffers, which begin as at the step's start. The state of torch's generators
-is sent from stage to stage.
+the whole network. Backward runs for one micro-batch at a time, so the caller has its gradients.
+Each micro-batch has its own buffers, which start as they were at the step's start. The state of
+torch's generators is sent from stage to stage.
 
 Between two stages values go in order. Threads send and receive while the stage computes, and no two
 stages wait for each other to send. A value's outline is sent if it differs from the last one, then
 its memory. A stage's autograd graph begins at arrived tensors, whose gradient goes back to the
-stage before. It ends at passed tensors, whose gradient comes from the stage after. These have one
-root, to be differentiated as a loss.
+previous stage. It ends at passed tensors, whose gradient comes from the next stage. Passed tensors
+have one root, to be differentiated as a loss.
 """
 
 import time
@@ -164,7 +164,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class MicroBatches(Protocol[T_co]):
-    """The micro-batches of a step, as the trainer has them."""
+    """The micro-batches of a step, as the training provides them."""
 
     def inputs(self, leaf: int) -> Any:
         """Return the first stage's input, and set torch's generators for its forward."""
@@ -261,8 +261,8 @@ class StageRunner:
     ) -> Iterator[tuple[int, Any]]:
         """Yield each batch's number and the network's output, None except on the last stage.
 
-        `inputs` is called on the first stage. Each stage draws from torch's generators where the
-        one before ended. All ranks pass the same numbers and finish. Raises: as `run`.
+        `inputs` is called on the first stage. Each stage continues with torch's generators from the
+        previous stage's end. All ranks pass the same numbers and finish. Raises: as `run`.
         """
         on_way: deque[Future[None]] = deque()
         if self._from_before is not None and numbers:
@@ -345,7 +345,7 @@ class StageRunner:
 
 @contextmanager
 def own_buffers(module: torch.nn.Module) -> Iterator[None]:
-    """Give a module copies of its buffers for a block."""
+    """Give a module copies of its buffers in a `with` block."""
     places = [
         (part._buffers, name, buffer)
         for part in module.modules()

@@ -4,7 +4,7 @@ A stage begins with a named module and has all calls of the network until the ne
 order is that of the calls. So a later stage adds to a gradient, and dropout draws, in the order of
 the whole network, and the bits are the network's. torch.fx traces the network's forward, and that
 of each module inside which a stage begins; their conditions on data cannot be traced. All other
-modules are called as they are. A value for a later stage passes through those between.
+modules are called as they are. A value for a later stage passes through the stages between.
 
 The order in which each stage computes is a value too. A micro-batch goes forward through all
 stages, which are runs of layers, and then backward. Others may be in other stages at the same time.
@@ -104,7 +104,7 @@ class _StageTracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        # The network is called with its inputs alone; other arguments have their defaults.
+        # The network is called with its inputs only; other arguments have their defaults.
         inputs = self.create_proxy("placeholder", "inputs", (), {})
         return lambda network, given: network.forward(given), [self.root, inputs]
 

@@ -55,7 +55,7 @@ OF_THE_TENSOR_ITSELF = ("__setitem__", "__set__", "register_hook", "retain_grad"
 
 
 def is_of_tensor_itself(func: Function) -> bool:
-    """Whether a function changes its first argument, by torch's rule for names, or hooks it."""
+    """Whether a function changes its first argument, going by torch's names, or hooks it."""
     name = getattr(func, "__name__", "")
     return name in OF_THE_TENSOR_ITSELF or (name.endswith("_") and not name.endswith("__"))
 
@@ -127,8 +127,8 @@ def _flatten(x: "TensorInParts", start_dim: int = 0, end_dim: int = -1) -> Any:
 
 
 def _view(x: "TensorInParts", *shape: Any, **named: Any) -> Any:
-    # The usual `x.view(x.size(0), -1)` is a flatten, and may be undone. Other views must keep what
-    # is cut, and all dimensions before it.
+    # The usual `x.view(x.size(0), -1)` is a flatten, and may be undone. Other views must keep the
+    # cut dimension, and all dimensions before it.
     wanted = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
     if named or not all(isinstance(length, int) for length in wanted):
         return NotImplemented
@@ -153,13 +153,13 @@ def _view(x: "TensorInParts", *shape: Any, **named: Any) -> Any:
 def _dropout(
     x: "TensorInParts", p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Any:
-    # Each rank draws the mask of the whole tensor, as without the cut, and uses its parts of it. So
-    # all ranks must draw the same numbers.
+    # Each rank draws the mask of the whole tensor, as without a cut, and uses its parts of the
+    # mask. So all ranks must draw the same numbers.
     if not training or p == 0:
         return x
     one = torch.ones((), dtype=x.dtype, device=x.device)
     kept = F.dropout(one.expand(x.shape), p) != 0
-    # With one weird trick, ranks send these to each other, so bytes.
+    # With one weird trick, ranks send the mask to each other, so send bytes.
     own_kept = x.group.slice(kept.to(torch.uint8), x.cut, x.cut_dim)
     masks = [torch.where(kept_part != 0, one / (1 - p), 0) for kept_part in own_kept]
     if inplace:
@@ -170,7 +170,7 @@ def _dropout(
 
 
 def _local_response_norm(x: "TensorInParts", size: int, *settings: Any, **named: Any) -> Any:
-    # Each part needs as many channels of its neighbours as its own ones are normalized by.
+    # Each part needs the neighbors' channels by which its own channels are normalized.
     if x.cut_dim == 0 or x.ndim < 3:
         return NotImplemented
     if x.cut_dim > 1:
@@ -200,7 +200,7 @@ RULES: dict[Function, Callable[..., Any]] = {
     F.max_pool2d: rows.max_pool,
     F.avg_pool2d: rows.average_pool,
 }
-"""Functions that need to know how the tensor is cut. It is their first argument."""
+"""Functions that need to know how their first argument, a tensor in parts, is cut."""
 
 
 class TensorInParts(Tensor):
@@ -251,7 +251,7 @@ class TensorInParts(Tensor):
         return known
 
     def check_followed(self) -> None:
-        """Check that no autograd.Function made it, which loses gradients. Raises: RecipeError."""
+        """Check that no autograd.Function made it: gradients would be lost. Raises: RecipeError."""
         if self.requires_grad and not self.own[0].requires_grad:
             _refuse_gradient(self.maker)
 

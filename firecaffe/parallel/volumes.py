@@ -1,8 +1,8 @@
 """The numbers that each worker sends in a step: a layer's gradients, or activations if it is split.
 
 They are for one layer by itself, from whole input to whole output. Each worker holds one part, or
-equally many that make a whole branch of the tree. Source: docs/explanation/splitting.md; Iandola et
-al. 2016 (FireCaffe) for |W| against |D|.
+an equal number of parts that form a branch of the tree. Source: docs/explanation/splitting.md;
+Iandola et al. 2016 (FireCaffe) for |W| against |D|.
 """
 
 from dataclasses import dataclass
