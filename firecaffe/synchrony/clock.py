@@ -1,9 +1,9 @@
 """The simulated clock: learners in one process, with the speeds of the recipe's `speeds`.
 
-Only computing takes time; `planner.server_costs` adds what else does. A learner that has to wait
-for the policy asks again after each event, the longest waiting first. Equal recipes have equal
-events. Times are a function of (seed, learner, count), so a resumed run needs no state of a
-generator.
+Only computing takes time; `planner.server_costs` adds all other times. A learner that has to wait
+for the policy asks again after each event; the one that waits longest asks first. Equal recipes
+have equal events. Times are a function of (seed, learner, count), so a resumed run needs no state
+of a generator.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from firecaffe.synchrony.events import Event, Pull, Push, expect_same
 from firecaffe.synchrony.server_policies import Policy, Work, row_of, work_of
 
 Seconds = Callable[[int, int], float]
-"""(learner, the number of leaves that it had before) -> the time that its next one takes."""
+"""(learner, the number of leaves that it had before) -> the time that its next leaf takes."""
 
 SLOW = 0
 
@@ -36,7 +36,7 @@ class _SpeedRow(TypedDict):
 
 
 def seconds_of(config: SynchronyConfig, seed: int) -> Seconds:
-    """Return the speeds of a recipe: seconds if measured, else with mean 1. Raises: RecipeError."""
+    """Return a recipe's speeds: in seconds if measured, else relative. Raises: RecipeError."""
     if config.speeds == "gamma":
         # The coefficient of variation method, with a shape of 1 / spread². Source: Ali et al. 2000,
         # "Representing task and machine heterogeneities for heterogeneous computing systems".
@@ -92,7 +92,7 @@ class SimulatedClock:
         return self._push(learner)
 
     def follow(self, event: Event) -> None:
-        """Make an event of a log. Raises: ValueError if this clock cannot make it now."""
+        """Make the event that a log has. Raises: ValueError if this clock cannot make it now."""
         learner = event.work.learner if isinstance(event, Pull | Push) else event.learner
         made: Event | None = None
         if isinstance(event, Pull) and learner in self._asking:

@@ -1,4 +1,4 @@
-"""The events of a run with a server, which with the recipe determine its result, and their counts.
+"""The events of a run with a server, and their tally. With the recipe they determine its result.
 
 They come from a simulated clock, real workers or a log. As rows, they are lines of events.jsonl.
 """
@@ -47,7 +47,7 @@ Event = Pull | Push | Lose | Join
 
 
 def expect_same(made: Event | None, expected: Event) -> None:
-    """Raise ValueError unless an event is another's at any time; None is no event."""
+    """Raise ValueError unless two events are equal, apart from their times. None is no event."""
     if made is None or replace(made, time_s=expected.time_s) != expected:
         raise ValueError("is not what the recipe's mode does after the events before it")
 
@@ -129,7 +129,7 @@ class Tally:
         self.staleness: Counter[int] = Counter()
         self.dropped = 0
         self.again = 0
-        """How often a late leaf was to be handed out again."""
+        """The number of late leaves that were to be handed out again."""
         self.lost = 0
         self._waits_since: dict[int, float] = {}
         self._idle_s: defaultdict[int, float] = defaultdict(float)

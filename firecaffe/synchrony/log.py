@@ -2,8 +2,8 @@
 
 A line is JSON and ends with the CRC-32 of itself and all lines before it, so damage is detected at
 its place. Under any policy, versions are made once, in order. A learner has one work at a time, at
-the version of that moment, and delivers that one. A gradient is applied once, and never if it was
-dropped or its leaf is handed out again. Only late learners have a leaf that is also elsewhere.
+the present version, and delivers that work. A gradient is applied once, and never if it was dropped
+or its leaf is handed out again. Two learners have the same leaf only if one of them is late.
 """
 
 import json
@@ -161,7 +161,7 @@ def head(first_version: int, learners: int) -> dict[str, Any]:
 
 class LogReader:
     def __init__(self, path: Path) -> None:
-        """Open a log. Raises: RunError if there is none, or its first line is not that of a log."""
+        """Open a log. Raises: RunError if there is none, or its first line does not begin a log."""
         self.path = path
         self._rows = _rows(path)
         try:
@@ -177,7 +177,7 @@ class LogReader:
         self._followers = list[Callable[[Event], None]]()
 
     def add_follower(self, follow: Callable[[Event], None]) -> None:
-        """Call `follow` with each event; it raises ValueError for one that cannot be."""
+        """Call `follow` with each event; it raises ValueError for an event that cannot be."""
         self._followers.append(follow)
 
     def expect(self, leaves: Leaves) -> None:
@@ -188,7 +188,7 @@ class LogReader:
         return self._ledger.version
 
     def next(self) -> Event:
-        """Return the next event. Raises: RunError with the line if it is damaged or missing."""
+        """Return the next event. Raises: RunError, with the line, if that is damaged or missing."""
         try:
             self.number, row = next(self._rows)
         except StopIteration:

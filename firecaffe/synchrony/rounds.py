@@ -1,8 +1,8 @@
 """When replicas are averaged in mode local: a function of the recipe and its rates alone.
 
 A *round* is the steps between two averages of the same parameters. After its last step, workers
-send the replicas' differences, and the average is applied `overlap_steps` later. In between it is
-*under way*, one at a time. Right after, the state is *whole*: it is saved and evaluated then.
+send the replicas' differences, and the average is applied `overlap_steps` later. Until then it is
+*under way*, and no other is. Right after, the state is *whole*: it is saved and evaluated then.
 
 Parameters are averaged in F *fragments*. In a *cycle* of H steps, fragment f, from 0, is averaged
 after step (f + 1) H / F, rounded down. The last step of the training averages all. By the quadratic
@@ -94,7 +94,7 @@ def plan_rounds(
 ) -> Rounds:
     """Plan all rounds. Each fragment's last one ends with the training and is applied at once.
 
-    `synchronous` is the number of steps before the first round; `rate` is that of a step, from 0.
+    `synchronous` is the number of steps before the first round; `rate` maps a step, from 0.
     """
     highest = _highest_to_come(rate, steps) if words.growth_coefficient else []
     fragments = range(words.fragments)
@@ -142,7 +142,7 @@ def cut_fragments(sizes: Sequence[int], fragments: int) -> list[list[int]]:
     by_fragment = [list[int]() for _ in range(fragments)]
     held = [0] * fragments
     for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
-        # If several are equal, the one with the fewest parameters, so that none stays empty.
+        # Of equal fragments, take that with the fewest parameters, so that none stays empty.
         lightest = min(
             range(fragments), key=lambda number: (held[number], len(by_fragment[number]))
         )

@@ -1,7 +1,7 @@
 """The policies of the modes with a server: who computes which leaf of the queue, at which version.
 
 A leaf is a micro-batch: (step, place in the step). This alone determines its samples and their
-augmentation (`data.order`), whoever computes it. Each leaf is handed out until a learner has
+augmentation (`data.order`), whichever learner computes it. A leaf is handed out until a learner has
 computed it, so each sample of an epoch is used once, even if learners are slow or lost.
 
 A policy knows events, but no time, thread or tensor. So it serves both clocks:
@@ -16,22 +16,22 @@ A *version* is the number of updates that a copy of the weights has received. A 
 
 docs/explanation/synchrony.md has the titles of the sources.
 
-`Asynchronous` applies each gradient as it arrives (Downpour: Dean et al. 2012), or the mean of each
-c. With c = ⌊N / n⌋ of N learners, it is n-softsync: mean staleness about n (Zhang et al. 2016).
+`Asynchronous` applies each gradient as it arrives (Downpour: Dean et al. 2012), or the mean of c.
+With c = ⌊N / n⌋ of N learners, it is n-softsync: mean staleness about n (Zhang et al. 2016).
 
-`Backup` (Chen et al. 2016) makes a step's update when all but b of its leaves have arrived, and
-drops later gradients by their old version. So all gradients of an update have its version. `Backup`
-forgets late leaves; `BackupAgain` hands them out first, so each leaf counts and there are more
-updates, each of a step's leaves but b, except the last. If the arrived leaves and those under way
-suffice, a further one would keep its learner from the next step. It goes only to a learner without
-a leaf of this step, or a whole turn (as many leaves as learners) ahead of another. (A learner
-behind by less is about to be done.)
+`Backup` (Chen et al. 2016) makes a step's update when all but b of its leaves have arrived. Later
+gradients have an old version and are dropped, so all gradients of an update have its version.
+`Backup` forgets late leaves. `BackupAgain` hands them out before all others, so each leaf counts,
+and there are more updates; each but the last has a step's gradients less b. Once arrived leaves and
+those under way suffice, a further one would keep its learner from the next step. It goes only to a
+learner without a leaf of this step, or one that is a whole turn (as many leaves as learners) ahead
+of another. (A learner that is behind by less is about to finish.)
 
-`Stale` (Ho et al. 2013) lets nobody get more than s steps ahead: a leaf of step c waits until all
-leaves of steps before c - s are applied, so its weights have all updates of steps up to c - s - 1.
-The source gives each worker leaves and a clock of its own, so one at half speed slows all others.
+`Stale` (Ho et al. 2013) lets no learner get more than s steps ahead: a leaf of step c waits until
+all leaves of steps before c - s are applied, so its weights have all updates of steps up to
+c - s - 1. In the source, each worker has its own leaves and clock, so one at half speed slows all.
 Here leaves come from one queue, and a slow learner takes fewer. With s = 0, a step begins once the
-one before is applied.
+previous one is applied.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class Leaf(NamedTuple):
 
 @dataclass(frozen=True)
 class Leaves:
-    """The leaves with samples of the steps `first_step` to `last_step` - 1, in order."""
+    """The leaves that have samples, of the steps `first_step` to `last_step` - 1, in order."""
 
     first_step: int
     last_step: int
@@ -150,7 +150,7 @@ class Policy(Protocol):
         """Return the next work of a learner that has none, or None if it has to wait."""
 
     def contribute(self, work: Work) -> bool:
-        """Receive a gradient; return False if it is dropped, as those of lost learners are."""
+        """Receive a gradient. Return False if it is dropped, as a lost learner's is."""
 
     def commit(self) -> Update | None:
         """Return the update that is due, which makes a new version, or None."""
@@ -173,7 +173,7 @@ class Desk:
         self.in_flight: dict[int, Work] = {}
 
     def hand_out(self, learner: int) -> Work:
-        """Give a learner the next leaf. Raises: ValueError if it has one or is not there."""
+        """Give a learner the next leaf. Raises: ValueError if it has a leaf or is not there."""
         if learner in self.in_flight or learner not in self.learners:
             raise ValueError(f"learner {learner} asks for work, and has some or is not there")
         work = Work(learner, self.queue.take(), self.version)
@@ -219,7 +219,7 @@ def work_of(row: Sequence[int]) -> Work:
 
 
 class Asynchronous(Desk):
-    """A policy in which no learner waits, except for the last leaves; see `Policy`."""
+    """A policy in which no learner waits until all leaves are handed out; see `Policy`."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, gradients_per_update: int = 1

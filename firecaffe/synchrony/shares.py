@@ -1,10 +1,10 @@
 """Balanced shares: each worker gets as many micro-batches as it computes in the same time.
 
 Micro-batches are the leaves of one fixed tree, so shares change no bit of the sum. The best shares
-make the slowest as fast as whole micro-batches allow: a worker computes `floor(limit / seconds)`
-leaves within a limit. Of shares about as fast, those win whose busiest worker holds and sends
-(`exchange.fold`) the fewest nodes of the tree, then those with the fewest nodes in all, by dynamic
-programming over the boundaries between workers.
+make the slowest worker as fast as whole micro-batches allow: a worker computes `floor(limit /
+seconds)` leaves within a time limit. Of shares that are about as fast, dynamic programming over the
+boundaries between workers finds those whose busiest worker holds and sends (`exchange.fold`) the
+fewest nodes of the tree, then those with the fewest nodes in all.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ GAIN = 0.04
 def next_shares(num_leaves: int, seconds: Sequence[float], current: Shares) -> Shares:
     """Return the next steps' shares: `current`, unless balanced ones are faster by GAIN.
 
-    There is a leaf for each worker. `seconds` are times for one; those not positive are ignored.
+    There is a leaf for each worker. `seconds` are times per leaf; those not positive are ignored.
     """
     seconds = _positive(seconds)
     best = balanced_shares(num_leaves, seconds)
@@ -77,7 +77,7 @@ def _fewest_nodes(
 
 
 def _shortest(num_leaves: int, seconds: Sequence[float]) -> float:
-    # The smallest longest time is some worker's time for a whole number of leaves.
+    # The shortest step time is some worker's time for a whole number of leaves.
     times = sorted({count * leaf_s for leaf_s in seconds for count in range(1, num_leaves + 1)})
     low, high = 0, len(times) - 1
     while low < high:
