@@ -78,7 +78,7 @@ def _trace(layer: nn.Module) -> fx.Graph:
     try:
         for layer.training in (False, True):
             graphs.append(_PathTracer().trace(layer))
-    except Exception as error:  # the user's code may raise anything without numbers
+    except Exception as error:  # a user's code may raise anything when traced
         said = " ".join(str(error).split())
         raise NoPathsError(f"its forward cannot be traced ({said:.200})") from error
     finally:

@@ -27,8 +27,8 @@ class Split(nn.Module):
 
     Call it like the network, on all ranks with the same samples. It returns the network's whole
     result on all. Parameters, gradients, `state_dict` and an optimizer's state are this rank's: its
-    parts of split layers, as `module.classifier.0.parts.2.weight`, and all of others, equal
-    everywhere.
+    parts of split layers, as `module.classifier.0.parts.2.weight`, and the whole of other layers,
+    equal on all ranks.
     """
 
     def __init__(self, module: nn.Module, group: PartGroup) -> None:
@@ -84,9 +84,9 @@ class Split(nn.Module):
 
     @torch.no_grad()
     def load_whole_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state of `whole_state_dict`, from any number of parts, or of the network.
+        """Load a state from `whole_state_dict`, with any number of parts, or of the whole network.
 
-        Each rank needs all of it and uses its parts.
+        Each rank needs the whole state and uses its own parts.
 
         Raises: RecipeError if a tensor is missing, belongs nowhere or has another shape.
         """

@@ -10,7 +10,7 @@ parts of the tensors of all ranks' micro-batches:
 | parts are put together | all gather all parts | each gets all parts of its samples |
 | a whole tensor is cut | each takes its parts | each gets its parts of all samples |
 
-Each micro-batch is computed apart, in the same parts, and so are its gradients of the weights. So
+Each micro-batch, with its gradients of the weights, is computed separately, in the same parts. So
 the bits are those of ranks that train the same samples. Ranks of several hosts send messages; ranks
 of one host share memory. Source: Krizhevsky 2014 (arXiv 1404.5997), scheme (a).
 """

@@ -79,7 +79,7 @@ def check_enough(name: str, rows: int, outputs: int, num_parts: int) -> None:
 
 
 def windows_of(seen: Sequence[range], rows: int) -> tuple[range, ...]:
-    """Return the existing rows that each part sees: at least one, to be cropped if none is."""
+    """Return the existing rows that each part sees; one, cropped later, if it sees only padding."""
     return tuple(
         range(min(max(window.start, 0), rows - 1), max(min(window.stop, rows), 1))
         for window in seen

@@ -230,7 +230,7 @@ class StageRunner:
     def run(self, leaves: Sequence[int], micro_batches: MicroBatches[T]) -> Iterator[ReadyPass[T]]:
         """Yield each micro-batch of `leaves` when its backward can start at its root.
 
-        The caller runs it before asking for the next. All ranks must pass the same leaves and
+        The caller must run it before asking for the next. All ranks must pass the same leaves and
         finish. Raises: RecipeError if a value cannot be passed between stages; PeerLostError.
         """
         self.waited_s = 0.0

@@ -1,16 +1,16 @@
 """A network cut into stages: runs of its calls, one after the other.
 
-A stage begins with a named module and has all calls of the network until the next stage begins. The
-order is that of the calls. So a later stage adds to a gradient, and dropout draws, in the order of
-the whole network, and the bits are the network's. torch.fx traces the network's forward, and that
-of each module inside which a stage begins; their conditions on data cannot be traced. All other
-modules are called as they are. A value for a later stage passes through the stages between.
+A stage begins with a named module and has all calls of the network until the next stage begins, in
+their order. So gradients are added, and dropout masks drawn, in the order of the whole network, and
+the bits are the network's. torch.fx traces the network's forward, and that of each module inside
+which a stage begins; their conditions on data cannot be traced. All other modules are called as
+they are. A value for a later stage passes through the stages between.
 
-The order in which each stage computes is a value too. A micro-batch goes forward through all
-stages, which are runs of layers, and then backward. Others may be in other stages at the same time.
-Both orders leave a stage idle for the same time; 1f1b holds fewer activations. Source: Huang et al.
-2019 (GPipe, arXiv 1811.06965); Narayanan et al. 2019 (PipeDream, SOSP '19) and 2021 (arXiv
-2104.04473): 1f1b with a flush is PipeDream-Flush.
+The order in which each stage computes is a value too. A micro-batch goes forward through all stages
+and then backward. Other micro-batches may be in other stages at the same time. Both orders leave a
+stage idle for the same time; 1f1b holds fewer activations. Source: Huang et al. 2019 (GPipe, arXiv
+1811.06965); Narayanan et al. 2019 (PipeDream, SOSP '19) and 2021 (arXiv 2104.04473): 1f1b with a
+flush is PipeDream-Flush.
 """
 
 import difflib

@@ -23,7 +23,7 @@ class Sizes:
 
 
 def sum_numbers(workers: int, numbers: float) -> float:
-    """Return what each worker sends to sum a vector on all; the mean if their parts differ."""
+    """Return what each worker sends to sum a vector on all workers; the mean if parts differ."""
     return 2 * (workers - 1) * numbers / workers
 
 

@@ -36,7 +36,7 @@ class _SpeedRow(TypedDict):
 
 
 def seconds_of(config: SynchronyConfig, seed: int) -> Seconds:
-    """Return a recipe's speeds: in seconds if measured, else relative. Raises: RecipeError."""
+    """Return a recipe's speeds, in seconds if measured, else of mean 1. Raises: RecipeError."""
     if config.speeds == "gamma":
         # The coefficient of variation method, with a shape of 1 / spread². Source: Ali et al. 2000,
         # "Representing task and machine heterogeneities for heterogeneous computing systems".

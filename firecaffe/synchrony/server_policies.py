@@ -219,7 +219,7 @@ def work_of(row: Sequence[int]) -> Work:
 
 
 class Asynchronous(Desk):
-    """A policy in which no learner waits until all leaves are handed out; see `Policy`."""
+    """A policy in which learners wait only once all leaves are handed out; see `Policy`."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, gradients_per_update: int = 1

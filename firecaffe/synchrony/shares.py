@@ -37,7 +37,7 @@ def longest_s(shares: Shares, seconds: Sequence[float]) -> float:
 
 
 def balanced_shares(num_leaves: int, seconds: Sequence[float]) -> Shares:
-    """Return consecutive shares of at least one leaf with the shortest longest time.
+    """Return consecutive shares of at least one leaf that minimize the longest time.
 
     It may be longer by TOLERANCE for fewer nodes. Raises: ValueError for more workers than leaves.
     """

@@ -33,7 +33,7 @@ SAMPLES, CHANNELS, ROWS, CLASSES = 4, 16, 12, 10
 def reference_gradients(forward: Forward) -> dict[str, Tensor]:
     """Return a small network's gradients by weight, which must have the same bits on all ranks.
 
-    Weights and inputs come from formulas that are exact everywhere, the arithmetic from training.
+    Weights and inputs are exact everywhere; the gradients are computed with training's arithmetic.
     """
     device = forward.device
     images = _numbers(SAMPLES, 3, ROWS, ROWS, device=device)

@@ -5,7 +5,7 @@ lends its tensors to the network. A checkpoint has each whole replica under its 
 number of ranks can resume. A rank that holds parts has names such as `classifier.1.parts.2.weight`;
 a checkpoint has these as rows of `classifier.1.weight`, the name on a single rank.
 
-    R/parameter/NAME, R/buffer/NAME   if replicas differ; else all are as the average
+    R/parameter/NAME, R/buffer/NAME   if replicas differ; else all equal the average
     R/optimizer/NAME/KEY              the optimizer's tensors
     R/numbers                         the optimizer's other state: JSON, as bytes
     R/scale                           its loss scale, with float16: JSON, as bytes

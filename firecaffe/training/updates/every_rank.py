@@ -56,7 +56,7 @@ class Applier:
         set_rate(self.optimizer, learning_rate, momentum)
         for constraint in self.constraints:
             constraint.before_update(step)
-        if self.seed is not None:  # else each rank draws on from its last micro-batch
+        if self.seed is not None:  # else each rank would continue from its own state
             seed_random(self.seed, "update", step if number is None else number)
         updates = self.scale.step()
         for constraint in self.constraints:

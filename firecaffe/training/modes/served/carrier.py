@@ -242,7 +242,7 @@ def send_order(line: Line, order: Order) -> OwnerParts | None:
         row |= {"momentum": order.momentum, "delay": order.delay, "overflows": order.overflows}
     _send(line, row)
     if isinstance(order, End):
-        with suppress(PeerLostError):  # it has the message, and has left
+        with suppress(PeerLostError):  # the owner has the message, and has left
             _receive(line)
     return _receive_parts(line) if isinstance(order, Give) else None
 

@@ -1,7 +1,7 @@
 """Pushes of gradients to a server: as they are, or encoded by the exchange's codec.
 
 The server applies what it decodes. Gradients that travel nowhere (rank 0's own, and all of a
-simulated clock or a replay) are encoded and decoded too, so it does not matter who computes one.
+simulated clock or a replay) are encoded and decoded too: it does not matter which rank computes.
 
 With error feedback, what a learner's push did not send is added to its next gradient. This memory
 changes only with pushes that count, in the order of the log, and only for the parameters that a

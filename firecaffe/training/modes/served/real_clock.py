@@ -198,7 +198,7 @@ class RealClock:
         self.everybody: list[ClockLearner] = []
         """All learners so far, including lost ones."""
         self._asking: list[int] = []  # learners without work, in the order in which they asked
-        self._due: deque[ClockLearner | int] = deque()  # who joins, and the numbers of the lost
+        self._due: deque[ClockLearner | int] = deque()  # who joins; numbers of lost learners
         self._lost_ranks: dict[int, str] = {}
         self._came_s: dict[int, float] = {}
         self._left_s: dict[int, float] = {}

@@ -167,11 +167,11 @@ class Server:
     buffers: BufferChanges
     clip_gradients: float = 0.0
     norms_of_all: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
-    """Maps the norms of these gradients to those of all used parameters, in network order."""
+    """Maps norms of the gradients here to those of all used parameters, in network order."""
     late_rule: LateRule = field(default_factory=LateRule)
     _works: dict[Leaf, Work] = field(default_factory=dict)
     _overflowed: set[Leaf] = field(default_factory=set)
-    """Leaves whose gradient has overflowed, whole or elsewhere, and waits for its update."""
+    """Leaves whose gradient has overflowed, here or at another owner, and waits for its update."""
 
     def keep(self, work: Work, gradient: Gradient, overflows: bool = False) -> None:
         """Keep a gradient until its update, which the loss scale skips if it `overflows`."""

@@ -6,10 +6,10 @@
     tail/STEP.PLACE/I          its loss and its changes to buffers
     mean_square/NAME           the gradients' mean square, for delay compensation
 
-There are no more versions than works under way, so the staleness bounds them. On a CPU, those
-beyond MOST_BYTES are in mapped files, whose pages the system writes out and reads again. A file is
-in the folder for temporary files (TMPDIR) and has no name, so nothing is left of it however the
-process ends.
+There are no more versions than works under way, so the staleness bounds their number. On a CPU,
+versions beyond MOST_BYTES are in mapped files, whose pages the system writes out and reads again. A
+file is in the folder for temporary files (TMPDIR) and has no name, so nothing is left of it however
+the process ends.
 """
 
 import mmap

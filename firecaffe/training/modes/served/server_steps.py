@@ -235,7 +235,7 @@ class ServedStepper:
         is_finite = brought.is_finite
         if is_finite is None:
             is_finite = are_finite(self.server.named, brought.gradient.tensors.items())
-        return not bool(is_finite[:-1].all())  # the last is of the norm
+        return not bool(is_finite[:-1].all())  # the last is for the norm
 
     def _samples(self, leaf: Leaf) -> int:
         return round(weight_of(self.order, leaf) * self.order.micro_batch_size)
@@ -254,7 +254,7 @@ def _done_by(event: Push) -> int:
 
 
 def weight_of(order: SampleOrder, leaf: Leaf) -> float:
-    """Return the samples of a leaf as a share of a full one's."""
+    """Return a leaf's number of samples as a share of a full leaf's."""
     size = order.micro_batch_size
     return min(size, order.samples_in_step(leaf.step) - leaf.place * size) / size
 
