@@ -1,7 +1,7 @@
 """Computes the gradient of a work, at the weights that its learner had pulled.
 
-A simulated clock and a replay compute a gradient when its event happens (`Computed`), at the
-weights and buffers of the version that the learner had pulled. A dropped gradient is not computed.
+A simulated clock and a replay compute a gradient when its event happens, at the weights and buffers
+of the version that the learner had pulled (`Computed`). A dropped gradient is not computed.
 
 Under the real clock, learners compute on benches. Rank 0, which decides, has all weights, or other
 holders have them.
