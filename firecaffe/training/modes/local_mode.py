@@ -141,7 +141,7 @@ class Local(ModeParts):
 
 
 def _fragments(holding: Holding, count: int) -> list[Fragment]:
-    """Group whole parameters; the last group has the buffers. Raises: as `cut_fragments`."""
+    """Group whole parameters; the last group has the buffers. Raises: RecipeError if too few."""
     sizes, whole = holding.sizes, holding.whole_name
     names = list(sizes)
     cut = cut_fragments(list(sizes.values()), count)

@@ -137,7 +137,7 @@ class LocalSums:
             outcome.take(losses[place], rows[place], counts[-VOTES:])
 
     def sum_now(self, sharers: Group) -> None:
-        """Sum waiting outcomes over all ranks with replicas. Raises: as `settle`, PeerLostError."""
+        """Sum what waits, over all ranks with replicas. Raises: NotFiniteError, PeerLostError."""
         waiting = self.take_waiting()
         local_steps = [
             [[loss.item() for _, loss in sorted(step.losses.items())], step.counts.tolist()]
