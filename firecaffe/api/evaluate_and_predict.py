@@ -68,8 +68,9 @@ def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = Fals
         labels = labels_of_run(trained.about, data, recipe.data)
         model = trained.model.to(world.device)
         with data_workers(data):
-            given = model, task, data.test, recipe.data, recipe.train, world, labels
-            evaluated = evaluation.evaluate(*given)
+            evaluated = evaluation.evaluate(
+                model, task, data.test, recipe.data, recipe.train, world, labels
+            )
     damaged = gather_json(world, list(getattr(data.test, "skipped", {}).values()))
     broken = sorted({line for of_rank in damaged for line in of_rank})
     return EvaluatedRun(trained, data, evaluated, [stand_ins(broken)] if broken else [])

@@ -232,8 +232,9 @@ def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
         check_parts(network, layers, parallel.num_parts)
         return layers
 
-    sizes = work.num_classes or None, work.layout.channels
-    return OwnLayout.of(recipe, with_outline(recipe.model, *sizes, choose))
+    return OwnLayout.of(
+        recipe, with_outline(recipe.model, work.num_classes or None, work.layout.channels, choose)
+    )
 
 
 def _way(plan: SplitPlan) -> str:

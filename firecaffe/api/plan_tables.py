@@ -324,8 +324,7 @@ def own_law(given: str | Mapping[int, float], noise_scale: float | None) -> Epoc
         )
     points = tuple(BatchPoint(int(pair[1]), float(pair[2])) for pair in pairs if pair)
     try:
-        made = "your target accuracy", points, option("epochs")
-        return EpochsLaw(*made, noise_scale=noise_scale)
+        return EpochsLaw("your target accuracy", points, option("epochs"), noise_scale=noise_scale)
     except RecipeError as error:
         raise RecipeError(f"{option('epochs')}: {error}") from None
 

@@ -243,8 +243,9 @@ class _Launch:
     def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
         reported, traceback = fault, ""
         if failure is not None:  # it knows better than rank 0 how it ended
-            ending = failure.exitcode, _message(failure)
-            reported = self._fault(rank, failure) or _other(rank, *ending)
+            reported = self._fault(rank, failure) or _other(
+                rank, failure.exitcode, _message(failure)
+            )
             reported = replace(reported, step=reported.step if fault is None else fault.step)
             traceback = _own_traceback(failure)
         assert reported is not None

@@ -352,8 +352,9 @@ class Watch:
             is_of_tree = rank in self._in_tree
             behind = self._judge.furthest_behind(without=rank) if is_of_tree else None
             # Each beat answers the other's last one, as NTP does: a message less to wake up for.
-            clocks_ns = time.monotonic_ns(), neighbour.take_echo_ns()
-            neighbour.send(pack(BEAT, self.place, behind, *clocks_ns))
+            neighbour.send(
+                pack(BEAT, self.place, behind, time.monotonic_ns(), neighbour.take_echo_ns())
+            )
 
     def _send_to_all(self, kind: int, text: bytes = b"") -> None:
         message = pack(kind, self.place, text=text)

@@ -116,8 +116,13 @@ class GradientReducer:
         self._fold: Fold | None = None
         if route.way == CODEC:
             layouts = [layout_of(bucket, self.names) for bucket in self.buckets]
-            made = make_compressor(route.codec, layouts), num_leaves, route.level, num_parameters
-            self._combine = self.coded = CompressedSum(world, *made)
+            self._combine = self.coded = CompressedSum(
+                world=world,
+                compressor=make_compressor(route.codec, layouts),
+                num_leaves=num_leaves,
+                level=route.level,
+                num_parameters=num_parameters,
+            )
         elif route.way == HOOK:
             assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)

@@ -239,8 +239,7 @@ class LayerTypes:
 def by_layer_type(recipe: CheckedRecipe, device: torch.device, micro_batch_size: int) -> LayerTypes:
     """Profile PASSES forwards and backwards of a micro-batch, after one that is not profiled."""
     work = workload_of(recipe)
-    counts = work.num_classes or None, work.layout.channels
-    model = make_network(recipe.model, *counts).to(device)
+    model = make_network(recipe.model, work.num_classes or None, work.layout.channels).to(device)
     inputs, targets = work.layout.made_up(micro_batch_size, device)
     loss = task_of(recipe.task, work.num_classes or None).loss
 

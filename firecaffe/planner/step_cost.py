@@ -254,5 +254,6 @@ def own_exchange(workload: Workload, cluster: Cluster, world_size: int) -> str:
     sizes = workload.tensors_bytes
     buckets = [sum(sizes[start:stop]) for start, stop in cut(sizes, workload.bucket_bytes)]
     outer = network.link(0, world_size - 1)
-    link = outer.latency_s, outer.bandwidth_bytes_per_s
-    return choose(world_size, buckets, *link, tree.senders).algorithm
+    return choose(
+        world_size, buckets, outer.latency_s, outer.bandwidth_bytes_per_s, tree.senders
+    ).algorithm

@@ -87,9 +87,17 @@ def keep_forecast(
     """
     if not world.is_first or parts.model is not None or run.route.way == HOOK:
         return [], None
-    ranks = world.world_size, world.local_world_size, world.device
-    choices = run.route.algorithm, run.rounds, chosen
-    lines, kept = write_forecast(folder, run.recipe, data, *ranks, *choices)
+    lines, kept = write_forecast(
+        folder=folder,
+        recipe=run.recipe,
+        data=data,
+        world_size=world.world_size,
+        local_world_size=world.local_world_size,
+        device=world.device,
+        algorithm=run.route.algorithm,
+        rounds=run.rounds,
+        chosen=chosen,
+    )
     return lines, None if kept is None else kept.refine
 
 
@@ -212,8 +220,17 @@ def _train_in(
     notes += notes_of_layout(chosen_layout)
     notes += places.notes(world.host)
     records, saver = _open_records(places, run, world, start, plugins, refine, resources)
-    made = run, learner, mesh, data
-    steps = make_steps(*made, reducers, plugins, start.step, is_repeatable, resources)
+    steps = make_steps(
+        run=run,
+        learner=learner,
+        mesh=mesh,
+        data=data,
+        reducers=reducers,
+        plugins=plugins,
+        first_step=start.step,
+        is_repeatable=is_repeatable,
+        resources=resources,
+    )
     if world.is_first:
         notes += learner.mode.open(folder, start.checkpoint)
     resources.enter_context(closing(learner.mode))
@@ -320,8 +337,19 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
             doubt = "computes other bits than rank 0, so that a replay may come to others"
         given = comes.enter({"doubt": doubt})
         where, sockets = WatchedPlace(), {0: given.socket}
-        limits = exchange.silent_s, where, exchange.timeout_s, star_of
-        watch = resources.enter_context(closing(Watch(given.rank, given.hosts, sockets, *limits)))
+        watch = resources.enter_context(
+            closing(
+                Watch(
+                    rank=given.rank,
+                    hosts=given.hosts,
+                    sockets=sockets,
+                    silent_s=exchange.silent_s,
+                    place=where,
+                    timeout_s=exchange.timeout_s,
+                    shape=star_of,
+                )
+            )
+        )
         resources.enter_context(pulse_beside(sockets.values(), exchange.silent_s))
         world = replace(
             alone, rank=given.rank, world_size=len(given.hosts), watch=watch, place=where

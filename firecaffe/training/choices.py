@@ -96,8 +96,15 @@ class Making:
     def forward(self, places: nn.Module) -> Forward:
         recipe, device = self.run.recipe, self.mesh.world.device
         mixing = mixing_of(recipe.data, recipe.train.seed)
-        made = places, self.task, recipe.train, mixing, self.parallel.is_split, device
-        return Forward(*made, self.unheld.outline)
+        return Forward(
+            model=places,
+            task=self.task,
+            config=recipe.train,
+            mixing=mixing,
+            is_split=self.parallel.is_split,
+            device=device,
+            outline=self.unheld.outline,
+        )
 
 
 def _hold_whole(m: Making) -> Holding:
@@ -160,11 +167,16 @@ def _every_rank(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: i
 def _shard_owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int) -> EveryRank:
     recipe, solver = run.recipe, run.recipe.solver
     sharers, summed = mesh.sharers, holding.summed
-    buckets = summed, probe.order_of(holding.named, summed), recipe.exchange.bucket_bytes
-    alignment = ROW if recipe.exchange.codec else ALIGNMENT
     is_cut = bool(holding.split_layers)  # split layers are not always cut by rows
-    place, is_whole = (sharers.world_size, sharers.rank), is_cut or recipe.updates_whole_layers
-    shards = make_shards(*buckets, *place, is_whole, alignment)
+    shards = make_shards(
+        summed,
+        probe.order_of(holding.named, summed),
+        recipe.exchange.bucket_bytes,
+        sharers.world_size,
+        sharers.rank,
+        whole=is_cut or recipe.updates_whole_layers,
+        alignment=ROW if recipe.exchange.codec else ALIGNMENT,
+    )
     local_weights, names = shards.own, holding.whole_name
     # Every rank updates the weights that are not shared out.
     local_weights |= {name: p for name, p in holding.named.items() if name not in summed}

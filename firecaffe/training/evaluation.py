@@ -96,8 +96,14 @@ def evaluate(
     rows: list[tuple[int, int, float]] = []  # of each batch: number, samples, sum of their losses
     parts: Parts = {}
     classes: Counter[int] = Counter()
-    place = config.eval_batch_size, world.rank, world.world_size
-    batches = eval_batches(dataset, *place, config=data, device=world.device)
+    batches = eval_batches(
+        dataset,
+        config.eval_batch_size,
+        world.rank,
+        world.world_size,
+        config=data,
+        device=world.device,
+    )
     numbers = range(world.rank, -(-len(dataset) // config.eval_batch_size), world.world_size)
     kept = KeptBuffers(model)
     with evaluating(model), torch.no_grad(), autocast(config, world.device):

@@ -202,11 +202,30 @@ def build_learner(
     if not probe.repeats and (inventory is None or inventory.repeats):
         doubts.append(OTHER_GRADIENTS)
     frozen = frozen_of(holding.all_names, recipe.model, first_weights, checkpoint is not None)
-    taken = first_weights, file.damaged, inventory, cost, holding.changed_in_backward
-    findings = Findings(unheld.num_parameters, code, frozen, *taken)
+    findings = Findings(
+        num_parameters=unheld.num_parameters,
+        own_code=code,
+        frozen=frozen,
+        first_weights=first_weights,
+        damaged=file.damaged,
+        inventory=inventory,
+        cost_of_determinism=cost,
+        dropped=holding.changed_in_backward,
+    )
     doubts = list(dict.fromkeys(doubts))
-    made = holding, update, mode, state, best, norms, noise, batches, probe
-    return Learner(*made, doubts, findings)
+    return Learner(
+        holding=holding,
+        update=update,
+        mode=mode,
+        state=state,
+        best=best,
+        norms=norms,
+        noise=noise,
+        batches=batches,
+        probe=probe,
+        doubts=doubts,
+        findings=findings,
+    )
 
 
 def _probe(
@@ -219,8 +238,15 @@ def _probe(
         return holding.first_backward(untouched(first))
 
     watch, is_exact = ForwardWatch(forward.model), is_repeatable(forward)
-    made = forward.buffers, holding.named, backward, world, mesh.column, reference
-    probe = run_probe(*made, twice=is_exact)
+    probe = run_probe(
+        buffers=forward.buffers,
+        named=holding.named,
+        backward=backward,
+        world=world,
+        column=mesh.column,
+        beside=reference,
+        twice=is_exact,
+    )
     raise_first(world, watch.line_after_backward())
     is_timed = world.device.type == "cuda" and recipe.train.deterministic
     return probe, _cost_of_determinism(forward, backward) if is_timed else None
@@ -282,9 +308,20 @@ def connect(
     if hook is not None and world.group is None:
         resources.enter_context(group_of_one(world.device))
     exchange = resources.enter_context(closing(Exchange(world, run.route, local)))
-    made = run.num_leaves, exchange, config.bucket_bytes, hook, learner.update.shards
     reducers = [
-        resources.enter_context(GradientReducer(part.named, order, part.tail, part.counts, *made))
+        resources.enter_context(
+            GradientReducer(
+                parameters=part.named,
+                ready_order=order,
+                tail=part.tail,
+                counts=part.counts,
+                num_leaves=run.num_leaves,
+                exchange=exchange,
+                bucket_bytes=config.bucket_bytes,
+                hook=hook,
+                shards=learner.update.shards,
+            )
+        )
         for part, order in zip(summed, orders, strict=True)
     ]
     for place, reducer in enumerate(reducers):

@@ -295,8 +295,9 @@ class NoiseMeter:
 
     @property
     def _scale(self) -> NoiseScale | None:
-        sizes = self._order.micro_batch_size, self._order.global_batch_size
-        return noise_scale(self._measured, *sizes)
+        return noise_scale(
+            self._measured, self._order.micro_batch_size, self._order.global_batch_size
+        )
 
     @property
     def row(self) -> dict[str, Any] | None:

@@ -119,8 +119,18 @@ def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts)
         run, reducers, _ = connect(
             run, learner, learner.mode.summed(), mesh.sharers, None, resources
         )
-        made = run, learner, mesh, data, reducers
-        steps = make_steps(*made, (), 0, True, resources, source=log)
+        steps = make_steps(
+            run=run,
+            learner=learner,
+            mesh=mesh,
+            data=data,
+            reducers=reducers,
+            plugins=(),
+            first_step=0,
+            is_repeatable=True,
+            resources=resources,
+            source=log,
+        )
         yield Again(run, learner, steps, log)
 
 

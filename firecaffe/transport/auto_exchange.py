@@ -96,8 +96,17 @@ def _stated(
         f"{how}: {choice.predicted_s:.3g} s a step for {sum(sizes_bytes) / 1e6:.3g} MB; "
         f"{predicted})"
     )
-    measured = latency_s, bandwidth_bytes_per_s
-    return json.dumps(asdict(AutoChoice(choice.algorithm, reason, *measured, choice.by_algorithm)))
+    return json.dumps(
+        asdict(
+            AutoChoice(
+                algorithm=choice.algorithm,
+                reason=reason,
+                latency_s=latency_s,
+                bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+                predicted_s=choice.by_algorithm,
+            )
+        )
+    )
 
 
 def _age(seconds: float) -> str:

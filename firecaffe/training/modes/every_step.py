@@ -263,11 +263,18 @@ def measured_shares(
     layout = layout_of(run.recipe.parallel, mesh.world.world_size)
     if not synchrony.measures_shares or layout.data == 1:
         return FixedShares()
-    full_step = run.recipe.train.global_batch_size
-    at_first = synchrony.shares_every, run.shares, run.recipe.exchange.level
-    order = partial(run.route.order, run.num_leaves)
-    measured = mesh.world, layout, run.num_leaves, full_step
-    return MeasuredShares(*measured, *at_first, step=step, ahead=ahead, order=order)
+    return MeasuredShares(
+        world=mesh.world,
+        layout=layout,
+        num_leaves=run.num_leaves,
+        full_step=run.recipe.train.global_batch_size,
+        every=synchrony.shares_every,
+        shares=run.shares,
+        level=run.recipe.exchange.level,
+        step=step,
+        ahead=ahead,
+        order=partial(run.route.order, run.num_leaves),
+    )
 
 
 def shares_in_rows(rounds: Shares, size: int) -> Shares:

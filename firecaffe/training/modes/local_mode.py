@@ -87,9 +87,18 @@ class Local(ModeParts):
         synchrony, solver, forward = run.recipe.synchrony, run.recipe.solver, self.holding.forward
         local_reducer = linked.resources.enter_context(self._sums_here(run))
         order = run.route.order(run.num_leaves, run.shares[sharers.rank])
-        of_all = self.outer, synchrony.inner_momentum == "zero", update.applier
         averages = [
-            Average(fragment, reducer, forward, self.replicas, order, moments, *of_all)
+            Average(
+                fragment=fragment,
+                reducer=reducer,
+                forward=forward,
+                replicas=self.replicas,
+                order=order,
+                moments=moments,
+                outer=self.outer,
+                forgets=synchrony.inner_momentum == "zero",
+                applier=update.applier,
+            )
             for fragment, reducer, moments in zip(
                 self.fragments, linked.reducers, self.moments, strict=True
             )
@@ -99,8 +108,9 @@ class Local(ModeParts):
             optimizer, synchronous = replica.optimizer, update.applier
             scale = synchronous.scale.of(optimizer)
             applier = Applier(optimizer, scale, synchronous.constraints, seed=synchronous.seed)
-            made = applier, update.spread, solver.clip_gradients
-            return EveryRank(self.holding, *made).connect(local_reducer)
+            return EveryRank(self.holding, applier, update.spread, solver.clip_gradients).connect(
+                local_reducer
+            )
 
         stepper = LocalStepper(
             synchronous=linked.step,

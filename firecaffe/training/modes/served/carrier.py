@@ -251,8 +251,14 @@ def listen(line: Line, owner: Owner, moved: Moved) -> None:
     """Execute the orders that arrive at an owner, until the last. Raises: PeerLostError."""
     while (row := _receive(line))["order"] != "End":
         if row["order"] == "UpdateOrder":
-            made = row["step"], row["rate"], row["momentum"], row["delay"], row["overflows"]
-            order = UpdateOrder(from_row(row["event"]), *made)
+            order = UpdateOrder(
+                event=from_row(row["event"]),
+                step=row["step"],
+                rate=row["rate"],
+                momentum=row["momentum"],
+                delay=row["delay"],
+                overflows=row["overflows"],
+            )
             execute(owner, moved, order)
         elif (parts := execute(owner, moved, Give())) is not None:
             _send_parts(line, parts)

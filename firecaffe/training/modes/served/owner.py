@@ -270,8 +270,9 @@ class Owner:
                 _, norm = self._server.prepare(event.update, self._weight_of)
                 if not norm.isfinite():
                     self._spoil()
-                made = order.step, order.rate, order.momentum
-                self._server.apply(event.update, self._weight_of, *made)
+                self._server.apply(
+                    event.update, self._weight_of, order.step, order.rate, order.momentum
+                )
         with self._changed:
             self._server.take(event)
             self._changed.notify_all()

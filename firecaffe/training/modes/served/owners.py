@@ -166,8 +166,16 @@ class Owners(Holders):
         """Divide a training's weights among all ranks, which all call it. Raises: PeerLostError."""
         world, recipe = whole.world, whole.run.recipe
         store, per_rank = store_of(world), recipe.synchrony.in_flight
-        met = world.rank, world.world_size, per_rank, recipe.exchange.timeout_s
-        return cls(OwnerLines(store, *met), whole)
+        return cls(
+            OwnerLines(
+                store=store,
+                rank=world.rank,
+                size=world.world_size,
+                per_rank=per_rank,
+                timeout_s=recipe.exchange.timeout_s,
+            ),
+            whole,
+        )
 
     def __init__(self, lines: OwnerLines, whole: KeptTraining) -> None:
         self._between, self._whole = lines, whole
@@ -282,8 +290,17 @@ class Owners(Holders):
         lines = {rank: self._between.of_orders(rank, NUMBERS, NUMBERS) for rank in others}
         numbers = NumbersOfOwners(whole.named, shard, others, lines)
         rule = late_rule(server.words.compensate, memory, whole.named, numbers.of_all)
-        made = runs.named, applier, memory, server.words, there, none, server.clip_gradients
-        local_server = Server(*made, norms_of_all=numbers.norms, late_rule=rule)
+        local_server = Server(
+            named=runs.named,
+            applier=applier,
+            memory=memory,
+            words=server.words,
+            learners=there,
+            buffers=none,
+            clip_gradients=server.clip_gradients,
+            norms_of_all=numbers.norms,
+            late_rule=rule,
+        )
         local_server.load_state_dict(server.state_dict())
         return Owner(local_server, held, partial(weight_of, whole.run.order))
 

@@ -56,9 +56,17 @@ class AtFirst:
         """Make rank 0's server. `memory` is of all weights."""
         recipe, holding, applier = run.recipe, update.holding, update.applier
         words, clip = recipe.synchrony, recipe.solver.clip_gradients
-        made = holding.named, applier, memory, words, learners, holding.forward.buffers
         rule = late_rule(words.compensate, memory, holding.named)
-        return Server(*made, clip, late_rule=rule)
+        return Server(
+            named=holding.named,
+            applier=applier,
+            memory=memory,
+            words=words,
+            learners=learners,
+            buffers=holding.forward.buffers,
+            clip_gradients=clip,
+            late_rule=rule,
+        )
 
     def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
         """Open the log in the run's folder if events determine the run. Return lines for people."""
@@ -86,8 +94,15 @@ class InShards(AtFirst):
         buffers_only = ServerMemory(forward.model, {}, squares=False, more=scale)
         # The owners of the weights have the constraints and the moving average.
         applier = Applier(update.applier.optimizer, update.applier.scale)
-        made = update.holding.named, applier, buffers_only, words, learners
-        return Server(*made, forward.buffers, clip)
+        return Server(
+            named=update.holding.named,
+            applier=applier,
+            memory=buffers_only,
+            words=words,
+            learners=learners,
+            buffers=forward.buffers,
+            clip_gradients=clip,
+        )
 
     def meet(self, whole: KeptTraining) -> Holders:
         return Owners.meet(whole)
@@ -187,20 +202,24 @@ class Served(ModeParts, NumbersOfParts):
         return f"with a server, {run.recipe.synchrony.mode}{warm}"
 
     def steps(self, linked: Linked) -> Steps:
-        forward = self.holding.forward
-        computed = Computed(self.server, forward, linked.batches, self.coder)
-        made = self.leaves, self.progress, self.coder
-        if linked.source is not None:  # all gradients are computed here
-            linked.source.add_follower(self.clock.follow)
-            stepper = ServedStepper(linked.step, self.server, linked.source, computed, *made)
-            return Steps(stepper, linked.ahead)
-        if self.real is None:
-            stepper = ServedStepper(linked.step, self.server, self.clock, computed, *made)
-            return Steps(stepper, linked.ahead)
-        ranks = self._ranks(self.real, linked)
-        brought = self.real, *made, ranks.tell
-        stepper = ServedStepper(linked.step, self.server, self.clock, *brought)
-        return Steps(stepper, linked.ahead, ranks)
+        stepper = partial(
+            ServedStepper,
+            warm=linked.step,
+            server=self.server,
+            plan=self.leaves,
+            progress=self.progress,
+            coder=self.coder,
+        )
+        if linked.source is None and self.real is not None:
+            ranks = self._ranks(self.real, linked)
+            served = stepper(source=self.clock, contributions=self.real, tell=ranks.tell)
+            return Steps(served, linked.ahead, ranks)
+        # All gradients are computed here.
+        computed = Computed(self.server, self.holding.forward, linked.batches, self.coder)
+        if linked.source is None:
+            return Steps(stepper(source=self.clock, contributions=computed), linked.ahead)
+        linked.source.add_follower(self.clock.follow)
+        return Steps(stepper(source=linked.source, contributions=computed), linked.ahead)
 
     def _ranks(self, clock: RealClock, linked: Linked) -> RealRanks:
         run, world = linked.run, linked.mesh.world
@@ -231,8 +250,19 @@ class Served(ModeParts, NumbersOfParts):
     ) -> RealRanks:
         """Return this rank under the real clock; see `RealRanks`."""
         forward, named = self.holding.forward, self.holding.named
-        made = recipe.synchrony, recipe.exchange, facts, store, meet
-        return RealRanks(world, clock, forward, named, self.coder, batches, *made)
+        return RealRanks(
+            world=world,
+            clock=clock,
+            forward=forward,
+            named=named,
+            coder=self.coder,
+            batches=batches,
+            words=recipe.synchrony,
+            exchange=recipe.exchange,
+            facts=facts,
+            store=store,
+            meet=meet,
+        )
 
     def row(self, steps: int) -> Mapping[str, Any] | None:
         measured = {} if self.real is None else self.real.row
