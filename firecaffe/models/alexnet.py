@@ -7,9 +7,9 @@ and models/bvlc_reference_caffenet/train_val.prototxt. `alexnet_owt` is the netw
 torchvision's names and torch's fillers; torchvision calls it alexnet, and those weights load.
 
 - `alexnet` and `caffenet` split conv2, conv4 and conv5 into two groups, as on the two GPUs of the
-  paper. `alexnet_ungrouped` has no groups. Compare FireCaffe's volumes for AlexNet with this one:
-  only without groups do its weights (249.5 MB) and its work (6.95 TFLOP, forward and backward, for
-  a batch of 1024) agree with the paper's table.
+  paper. `alexnet_ungrouped` has no groups. Compare FireCaffe's volumes for AlexNet with it: its
+  weights (249.5 MB) and its work (6.95 TFLOP, forward and backward, for a batch of 1024) agree
+  with the paper's table; those with groups do not.
 - `caffenet` pools before it normalizes.
 - Pools round up, as Caffe's do, so crops of 224 and of 227 both fit.
 
@@ -32,7 +32,7 @@ class AlexNet(nn.Module):
     """Images (batch, in_channels, 224 or 227, the same) to logits (batch, num_classes).
 
     `groups` 2 separates halves of conv2, conv4 and conv5, as on the two GPUs of the paper.
-    `norm_first` normalizes before pooling, unlike CaffeNet. `bias` starts the nonzero biases.
+    `norm_first` normalizes before pooling, unlike CaffeNet. `bias` initializes the nonzero biases.
     """
 
     def __init__(

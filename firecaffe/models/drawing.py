@@ -1,9 +1,9 @@
-"""First weights of a network, drawn without memory for all of them.
+"""Initialization of a network without memory for all its weights.
 
 Random numbers are drawn in the order of the constructor's calls. So the constructor runs as usual,
-and the memory of a tensor that is not kept is freed after its last read. An earlier run on the meta
-device, where tensors use no memory, records the calls to know when that is. If calls depend on
-numbers (a truncated normal redraws large ones), the network has to be made whole.
+and the memory of a tensor that is not kept is freed after its last read. To find that read, an
+earlier run on the meta device, where tensors use no memory, records the calls. If calls depend on
+values (a truncated normal redraws large ones), the network has to be built in full.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ from firecaffe.cluster.process_settings import give_back_freed_memory
 from firecaffe.generators import generators_kept
 
 LEAST_BYTES = 1024
-"""Smaller tensors are ignored, since they are made in other ways on the meta device."""
+"""Smaller tensors are ignored, since the meta device makes them by other calls."""
 
 MUCH_BYTES = 2**20
 """Freed memory of at least this size is returned to the system at once."""
 
 SETS_ALL = {f"aten::{name}_" for name in ("copy", "fill", "normal", "uniform", "zero")}
-"""Functions that set a tensor without reading it."""
+"""Functions that overwrite a tensor without reading it."""
 
 
 Tensors = list[Tensor]
@@ -40,10 +40,10 @@ class RecordedCall(NamedTuple):
 
     function: str
     takes: Ints
-    """Numbers of the storages of its arguments."""
+    """The storages of its arguments, by number."""
     makes: Ints
     sets: int | None
-    """The storage whose elements it sets all, and reads none of."""
+    """The storage that it overwrites completely without reading it, if any."""
     is_view: bool
 
     @property
@@ -77,11 +77,11 @@ class Drawing:
     """The network's tensors by name, parameters first."""
 
     def draw(self, whole: Collection[str], take: Callable[[str, Tensor], None]) -> nn.Module | None:
-        """Make the network on the CPU. Tensors not in `whole` become zeros that share one place.
+        """Make the network on the CPU. Tensors not in `whole` become zeros of one shared element.
 
-        `take` receives each tensor once, by name, when its numbers are there, and must not keep it.
-        Returns None if the calls differ from the recorded ones, so that the network has to be made
-        whole. Raises what `take` or `make` raises.
+        `take` receives each tensor once, by name, when its values are final, and must not keep it.
+        Returns None if the calls differ from the recorded ones, so that the network has to be built
+        in full. Raises what `take` or `make` raises.
         """
         drawer = _Drawer(self, whole, take)
         try:
@@ -114,7 +114,7 @@ class Drawing:
 
     @cached_property
     def last(self) -> dict[int, list[str]]:
-        """The tensors that are complete after a call, by the call's number."""
+        """The tensors whose values are final after a call, by the call's number."""
         names_by_call: dict[int, list[str]] = {}
         for name, kept in self.kept.items():
             if kept.storage is not None:
@@ -143,7 +143,7 @@ class Drawing:
 def follow(make: Callable[[], nn.Module]) -> Drawing | None:
     """Record on the meta device how a network is made. `make` is repeatable and seeds its draws.
 
-    Returns None if `make` fails here (it will fail again), needs numbers or another device.
+    Returns None if `make` fails (later calls will too), or needs values or another device.
     """
     recorder = _Recorder()
     try:
@@ -267,7 +267,7 @@ class _Drawer(_Numbered):  # type: ignore[no-untyped-call]
 
 
 def _known(storage: UntypedStorage) -> StorageWeakRef:
-    # A weak reference keeps the address, so no later storage equals one that is freed.
+    # A weak reference reserves the address, so no later storage equals one that was freed.
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 

@@ -1,8 +1,8 @@
-"""The extra state of modules (`get_extra_state`) in buffers of bytes during training.
+"""The extra state of modules (`get_extra_state`), stored in byte buffers during training.
 
-It must be the same on any number of workers. It is set in the modules before a forward, and read
-from them after it. Like other integer buffers it changes once a step, as the first micro-batch
-changes it. So checkpoints, digests, other ranks and exported weights contain it.
+The state must be the same on any number of workers. It is set in the modules before a forward, and
+read from them after it. Like other integer buffers, it changes once a step, by the first
+micro-batch. So checkpoints, digests, other ranks and exported weights contain it.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from firecaffe.inventory.network_state import EXTRA_STATE_BYTES, modules_with_ex
 
 LENGTH_BYTES = 4
 GROWTH = 4
-"""How many times longer the state may become than at the start."""
+"""The largest growth of the state, as a factor of its initial length."""
 LEAST_BYTES = 1024
 
 TUPLE, TENSOR, ARRAY = range(1, 4)

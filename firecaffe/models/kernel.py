@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 
 CONVOLUTION_3X3 = "convolution_3x3"
-"""3x3 with stride 1, which libraries may compute by Winograd's transform."""
+"""3x3 with stride 1, which libraries may compute by a Winograd transform."""
 CONVOLUTION_1X1 = "convolution_1x1"
 CONVOLUTION_LARGE = "convolution_large"
-"""5x5 or larger with stride 1, which libraries may compute by Fourier's transform."""
+"""5x5 or larger with stride 1, which libraries may compute by a Fourier transform."""
 CONVOLUTION = "convolution"
 GROUPED = "grouped"
 DEPTHWISE = "depthwise"
@@ -26,24 +26,24 @@ KINDS = (*MULTIPLIES, NORM, ELEMENTWISE)
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a forward. flops and elements are of one image."""
+    """One kernel of a forward. flops and elements are per image."""
 
     kind: str
     flops: float
     moved: float
-    """Elements of activations that it reads and writes."""
+    """Activation elements that it reads and writes."""
     weights: float = 0.0
-    """Elements of weights that it reads."""
+    """Weight elements that it reads."""
     side: float = 0.0
-    """The smaller side of the matrices that it multiplies, but for rows that grow with a batch."""
+    """Smallest dimension of the matrices that it multiplies, except rows that grow with a batch."""
     rows: float = 0.0
-    """Rows of its result by image; 0 if they do not limit it."""
+    """Rows of its result per image; 0 if they do not limit it."""
     has_input_gradient: bool = True
     in_float32: bool = False
     """Whether automatic mixed precision computes it in float32."""
 
     def part(self, flops: float, moved: float, weights: float) -> "Kernel":
-        """The kernel with these shares of its work."""
+        """Return the kernel with these shares of its work."""
         return replace(
             self, flops=flops * self.flops, moved=moved * self.moved, weights=weights * self.weights
         )

@@ -1,6 +1,6 @@
 """The networks that a recipe may name. Dropout is always `nn.Dropout`.
 
-No layer is among those whose backward torch lists as nondeterministic on CUDA.
+No layer has a backward that torch lists as nondeterministic on CUDA.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from firecaffe.models.vgg import vgg16, vgg19, vgg_small_bn
 from firecaffe.value_checks import did_you_mean
 
 OURS = "firecaffe"
-"""The source of networks that are published nowhere else."""
+"""The source of networks that are not published elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ MODELS: dict[str, Model] = {
 def build_model(
     name: str, num_classes: int | None = None, in_channels: int | None = None
 ) -> nn.Module:
-    """Build a network, initialized as its authors do. None stands for the row's number.
+    """Build a network, initialized as its authors do. None: the number in its row of MODELS.
 
     `torch.device("meta")` gives its shapes without its memory. Raises RecipeError if no network has
     that name, or a number is below 1.

@@ -1,12 +1,12 @@
-"""Volumes and arithmetic of one step of a network, by layer, and what autograd keeps of them.
+"""Data volumes and arithmetic of one step of a network, by layer, and the tensors autograd saves.
 
-|W| is what each exchange of gradients carries, D what an exchange of activations would carry. Their
+|W| is what an exchange of gradients carries, D what an exchange of activations would carry. Their
 ratio tells which to exchange. D is the bytes of the *inputs* of all convolutions and fully
-connected layers, the definition that gives the figures of the paper.
+connected layers; this definition gives the paper's figures.
 
-Kernels are operators of torch on the meta device, so that functions count as modules do: residual
+Kernels are torch operators on the meta device, so functions count like modules: residual
 additions, attention, a softmax. An operator that only makes a view has no kernel. Operations are
-those of `torch.utils.flop_counter`: a multiply-add is two.
+counted by `torch.utils.flop_counter`: a multiply-add is two.
 
 Source: Iandola et al. 2016 (FireCaffe, arXiv 1511.00175).
 """
@@ -47,7 +47,7 @@ _COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 LARGE = 5
 WIDE = 32
-"""Channels of a group from which it is computed as a convolution of its own."""
+"""Channels per group from which each group is computed as a separate convolution."""
 
 _FREE = ("_unsafe_view", "_to_copy", "lift_fresh", "_reshape_alias")
 _IN_FLOAT32 = ("softmax", "layer_norm", "group_norm", "pow", "exp", "log", "cumsum", "nll_loss")
@@ -56,9 +56,9 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects kernels while it is active; `taken` returns those since its last call.
+    """Collects kernels while it is active. `taken` returns the kernels since its last call.
 
-    fixed: parameters and buffers. inputs: the network's, whose gradients nobody wants.
+    `fixed`: parameters and buffers. `inputs`: the network's inputs, which need no gradients.
     """
 
     def __init__(self, fixed: Collection[Tensor], inputs: Any, batch_size: int) -> None:
@@ -67,10 +67,10 @@ class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._inputs = {id(leaf) for leaf in _tensors(inputs)}
         self._batch_size = batch_size
         self._kernels: list[Kernel] = []
-        self._kept: list[Tensor] = []  # they must live as long as their ids are known
+        self._kept: list[Tensor] = []  # keeps their ids from being reused
 
     def taken(self, part: nn.Module | None = None) -> tuple[Kernel, ...]:
-        """Return the kernels of the call of `part`; libraries join those of some layers."""
+        """Return the kernels of a call of `part`, joined if libraries fuse those of its type."""
         kernels, self._kernels = tuple(self._kernels), []
         if isinstance(part, _DROPOUT) and kernels:
             return (replace(kernels[0], moved=min(kernel.moved for kernel in kernels)),)
@@ -81,7 +81,7 @@ class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         given = _tensors((args, kwargs))
         if self._is_view(func, given, result):
-            # A reshaped or cast weight is a weight, and so are views of the network's inputs.
+            # A reshaped or cast weight is still a weight; the same holds for the network's inputs.
             for known in (self._fixed, self._inputs):
                 if given and all(id(tensor) in known for tensor in given):
                     known.update(id(tensor) for tensor in _tensors(result))
@@ -133,7 +133,7 @@ class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _shape(
     name: str, args: tuple[Any, ...], made: Sequence[Tensor], weights: float, images: int
 ) -> dict[str, Any]:
-    """Class and sizes of an operator that multiplies."""
+    """Return kind and sizes of an operator that multiplies."""
     if "convolution" in name:
         return _shape_of_convolution(args, made, images)
     if "attention" in name:
@@ -142,10 +142,10 @@ def _shape(
     first, second = [leaf for leaf in args if isinstance(leaf, Tensor)][-2:]
     if weights:
         side = float(min(first.shape[-1], second.shape[-1]))
-        read = weights / (first.shape[0] if first.dim() > 2 else 1)  # one, repeated as a view
+        read = weights / (first.shape[0] if first.dim() > 2 else 1)  # one, repeated by a view
         rows = prod(first.shape[:-1]) / images
         return {"kind": MATRIX, "side": side, "rows": rows, "weights": read}
-    # Matrices of one image each.
+    # Each matrix belongs to one image.
     return {"kind": ATTENTION, "side": float(min(*first.shape[-2:], second.shape[-1]))}
 
 
@@ -171,9 +171,9 @@ def _shape_of_convolution(
 
 
 def _joined(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """The matrices of a recurrent layer, whose library computes the rest inside of them.
+    """Return the matrix kernels of a recurrent layer; libraries fuse all others into these.
 
-    Each time step has kernels of its own. Their few rows do not limit them, and weights are read
+    Each time step has its own kernels. Their few rows do not limit them, and weights are read
     once: they stay in a cache or in registers from step to step.
     """
     multiplies = [kernel for kernel in kernels if kernel.kind in MULTIPLIES]
@@ -203,7 +203,7 @@ class LayerProfile:
     macs: int
     forward_backward_flops: int
     kernels: tuple[Kernel, ...] = ()
-    """The kernels of the call, and of functions between it and the next row's call."""
+    """The kernels of this call, and of functions between it and the next row's call."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Profile:
     forward_backward_flops: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all but the kernels."""
+        """Return all fields except the kernels."""
         values = asdict(self)
         for row in values["layers"]:
             del row["kernels"]
@@ -241,9 +241,9 @@ def profile(module: nn.Module, input_CHW: tuple[int, int, int], batch_size: int)
 def profile_on(module: nn.Module, inputs: Any) -> Profile:
     """Run `module` once in training mode, so that auxiliary heads count, and leave it unchanged.
 
-    Layers that the forward does not call have no row, but are in the totals, since they are
-    exchanged. `inputs` is a tensor or a tree of them with a row per sample, whose device decides
-    where it runs: "meta" uses no memory; code that reads numbers needs another device.
+    Layers that the forward does not call have no row, but count in the totals, since they are
+    exchanged. `inputs` is a tensor or a tree of tensors with a row per sample. `module` runs on
+    their device: "meta" uses no memory; code that reads values needs another device.
     """
     first = tree_leaves(inputs)[0]
     batch_size, device = len(first), first.device
@@ -275,7 +275,7 @@ def profile_on(module: nn.Module, inputs: Any) -> Profile:
 
 
 def layers_in(module: nn.Module) -> list[nn.Module]:
-    """Modules that have no children, or have parameters themselves."""
+    """Return the modules that have no children, or have parameters themselves."""
     return [
         part
         for part in module.modules()
@@ -285,7 +285,7 @@ def layers_in(module: nn.Module) -> list[nn.Module]:
 
 
 def shadows_of(module: nn.Module, device: torch.device) -> dict[str, Tensor]:
-    """Tensors that stand for a network's in `functional_call`; buffers are copied."""
+    """Return stand-ins for a network's tensors in `functional_call`; buffers are copied."""
     shadows = {
         name: p.detach().to(device).requires_grad_(p.requires_grad)
         for name, p in module.named_parameters()
@@ -357,13 +357,13 @@ def _tensors(value: Any) -> list[Tensor]:
 def saved_bytes(network: nn.Module, inputs: Any) -> dict[str, int]:
     """Count the bytes of tensors that backward needs, by the layer that first saves them.
 
-    Each memory counts once, so a ReLU in place shares its output with the convolution behind it.
-    Weights and buffers do not count. Names are those of `Profile.layers`; what functions save
-    belongs to the layer before them. The network stays as it is.
+    Each storage counts once, so an in-place ReLU shares its output with the convolution after it.
+    Weights and buffers do not count. Names are those of `Profile.layers`; tensors that functions
+    save count for the layer before them. The network does not change.
     """
     shadows = shadows_of(network, tree_leaves(inputs)[0].device)
     known = {_memory(tensor) for tensor in shadows.values()}
-    kept: list[Tensor] = []  # they must live as long as their memory is known
+    kept: list[Tensor] = []  # keeps their storages from being reused
     saved, calls = {"": 0}, dict[str, int]()
 
     def begin(name: str, *_: Any) -> None:

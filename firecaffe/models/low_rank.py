@@ -1,8 +1,8 @@
 """Layers replaced by two of lower rank: a weight matrix as the product of two thinner ones.
 
-A fully connected layer becomes one to `rank` outputs, and one from these. A convolution becomes one
-of equal size, stride and padding to `rank` channels, and a 1 x 1 one. The first has no bias. The
-singular value decomposition gives the nearest product (Eckart and Young 1936).
+A fully connected layer becomes one with `rank` outputs, and one from these. A convolution becomes
+one of equal size, stride and padding with `rank` outputs, and a 1 x 1 convolution. The first layer
+has no bias. The singular value decomposition gives the nearest product (Eckart and Young 1936).
 
 Sources: Denton et al. 2014, arXiv 1404.0736 (fully connected layers); Zhang, Zou, He and Sun 2015,
 arXiv 1505.06798, section 3.1 (convolutions).
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from firecaffe.errors import RecipeError
 
 REDUCE, EXPAND = "reduce", "expand"
-"""Names of the two layers within the one that they replace."""
+"""Names of the two layers within the layer that they replace."""
 
 
 def make_low_rank(network: nn.Module, ranks: Mapping[str, int]) -> None:
@@ -50,7 +50,7 @@ def low_rank_weights(state: Mapping[str, Tensor], ranks: Mapping[str, int]) -> d
 
 
 def rank_of(weight: Tensor, energy: float) -> int:
-    """Return the least rank that keeps this share of the sum of squared singular values."""
+    """Return the smallest rank that keeps this share of the sum of squared singular values."""
     squares = torch.linalg.svdvals(_matrix(weight).double()).square()
     kept = squares.cumsum(0) / squares.sum()
     return min(int((kept < energy).sum()) + 1, len(kept))
@@ -64,7 +64,7 @@ def _factors(layer: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     matrix = _matrix(weight)
     _check_rank(layer, rank, min(matrix.shape))
     left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
-    roots = values[:rank].sqrt()  # shared equally between the two layers
+    roots = values[:rank].sqrt()  # split equally between the two layers
     reduce = (roots[:, None] * right[:rank]).view(rank, *weight.shape[1:])
     expand = (left[:, :rank] * roots).view(len(matrix), rank, *[1] * (weight.ndim - 2))
     dtype = weight.dtype

@@ -62,7 +62,7 @@ def given_network(make: Callable[[], Any] | None) -> Iterator[None]:
 
 def _copy_of(make: Callable[[], Any]) -> Any:
     # A copy, since `make` may return the network that is trained. Never on the meta device, since
-    # `make` may keep what it makes.
+    # `make` may keep the network.
     with generators_kept(), torch.device("cpu"):
         return deepcopy(make())
 
@@ -71,10 +71,10 @@ def _copy_of(make: Callable[[], Any]) -> Any:
 class Maker:
     function: Callable[..., Any]
     num_classes: str
-    """Name of its parameter for the number of classes, or empty."""
+    """Name of the function's parameter for the number of classes, or empty."""
     in_channels: str
     code: str
-    """Identity of its code. Empty for firecaffe's networks."""
+    """Digest or version of the code. Empty for firecaffe's networks."""
 
 
 def make_network(
@@ -82,8 +82,8 @@ def make_network(
 ) -> nn.Module:
     """Make the network with fresh weights, `model.low_rank` and `model.freeze` applied.
 
-    Counts of the data are passed unless `model.args` has them. Raises RecipeError, or OwnCodeError
-    for what a user's code raises.
+    The data's counts are passed unless `model.args` has them. Raises RecipeError, or OwnCodeError
+    if a user's code raises.
     """
     maker = maker_of(config.name)
     handed = {maker.num_classes: num_classes, maker.in_channels: in_channels}
@@ -108,7 +108,7 @@ def make_network(
 
 
 def check_made(what: str, made: Any) -> nn.Module:
-    """Return what a function made. Raises RecipeError if it is no network, or has lazy layers."""
+    """Return `made`. Raises RecipeError if it is not a network, or has lazy layers."""
     if not isinstance(made, nn.Module):
         raise RecipeError(f"{what} returned {shown(made)}; expected a network, a torch.nn.Module")
     for name, parameter in made.named_parameters():
@@ -121,7 +121,7 @@ def check_made(what: str, made: Any) -> nn.Module:
 
 
 def made_by(model: Callable[[], Any]) -> nn.Module:
-    """Call a function that was given. Raises: as `check_made`; OwnCodeError for its errors."""
+    """Call a user's function. Raises as `check_made`, or OwnCodeError for the function's errors."""
     try:
         made = model()
     except FirecaffeError:
@@ -137,11 +137,11 @@ def with_outline(
     in_channels: int | None,
     use: Callable[[nn.Module], T],
 ) -> T:
-    """Call `use` with the network on the meta device, or in memory if a user's code needs numbers.
+    """Call `use` with the network on the meta device, or in memory if a user's code needs values.
 
-    Raises RecipeError, or OwnCodeError, which `use` must also raise for a user's code.
+    Raises RecipeError or OwnCodeError; `use` must raise OwnCodeError if a user's code fails.
     """
-    maker_of(config.name)  # imports a user's file, whose own tensors must not be on meta
+    maker_of(config.name)  # imports a user's file, whose tensors must not be on meta
     try:
         with on_meta():
             network = make_network(config, num_classes, in_channels)
@@ -150,14 +150,14 @@ def with_outline(
     except OwnCodeError:
         if config.name in MODELS:
             raise
-        # The cause may only be missing numbers. If not, the error is raised again below.
+        # The cause may be only the lack of values. If not, the error is raised again below.
     with generators_kept():
         return use(make_network(config, num_classes, in_channels))
 
 
 def maker_of(name: str) -> Maker:
-    """Return a name's maker. Raises RecipeError if there is none, OwnCodeError if code fails."""
-    check_trusted(WORD, name)  # networks of libraries may load a pickle too
+    """Return the maker of a name. Raises RecipeError if unknown, OwnCodeError if code fails."""
+    check_trusted(WORD, name)  # a library's network may load a pickle, too
     library, _, member = name.partition(":")
     if library in LIBRARIES and member:
         return LIBRARIES[library](member)
@@ -267,14 +267,14 @@ def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
 
 
 LOADS = ("pretrained", "weights")
-"""Arguments by which timm's and torchvision's functions load weights themselves."""
+"""Arguments that make timm's and torchvision's functions load weights."""
 
 
 @dataclass(frozen=True)
 class Frozen:
     names: list[str]
     of: int
-    """The number of the network's parameters, trained ones too."""
+    """The number of all parameters of the network."""
     fresh: list[str]
     """Names of parameters that are neither trained nor loaded."""
 
@@ -298,9 +298,9 @@ def frozen_of(
     taken: FirstWeights | None,
     is_resumed: bool = False,
 ) -> Frozen:
-    """Count what is frozen. tied: the network's parameters under all their names.
+    """Count the frozen parameters. `tied`: the network's parameters under all their names.
 
-    taken: read from `model.weights`, if anything. is_resumed: whether all are a checkpoint's.
+    `taken`: the report of `model.weights`, if read. `is_resumed`: all come from a checkpoint.
     """
     all_names = list(tied)
     first_name: dict[nn.Parameter, str] = {}
@@ -312,7 +312,7 @@ def frozen_of(
         fresh = []
     elif taken is None:
         fresh = frozen
-    else:  # a tied parameter has several names, of which the file may have one
+    else:  # the file may have only one of a tied parameter's names
         lacking = {*taken.missing, *taken.reshaped}
         ids = {id(parameter) for name, parameter in all_names if name in lacking}
         fresh = [name for name in frozen if id(named[name]) in ids]

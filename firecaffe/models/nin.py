@@ -1,7 +1,7 @@
 """Network in Network: two 1x1 convolutions follow each convolution; no layer is fully connected.
 
-The classes are the channels of the last convolution, averaged over the image, so images may have
-any size that survives the pooling.
+The logits are the channels of the last convolution, averaged over the image, so images may have any
+size that is large enough for the pooling.
 
 Source: Lin, Chen and Yan 2013, "Network In Network" (arXiv 1312.4400). `nin` is the file that
 FireCaffe's first author trained (forresti/dnn_dsx, NiN_for_dissertation/trainval_gold.prototxt).
@@ -100,8 +100,8 @@ def nin_cifar(*, num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
 def nin_small(*, num_classes: int = 10, in_channels: int = 1) -> nn.Sequential:
     """Images (batch, in_channels, 28 or 32, the same) to logits; narrow, for trials on a CPU.
 
-    To learn within one epoch it differs from nin_cifar: He's filler, since narrow layers filled by
-    a Gaussian of 0.05 pass on next to nothing; one dropout; no ReLU on the logits.
+    It differs from nin_cifar, to learn within one epoch: He's filler, since narrow layers filled by
+    a Gaussian of 0.05 have almost no output; one dropout; no ReLU on the logits.
     """
     network = _network(
         in_channels,

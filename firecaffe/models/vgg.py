@@ -8,8 +8,8 @@ fully connected layers, biases from 0. The crop must be 224.
 `vgg_small_bn` is ours, for images of 32x32 that two cores train on in minutes. It has the
 convolutions and pools of configuration A with 16 to 256 channels, batch normalization after each
 convolution instead of its bias, and one fully connected layer. Its names follow torchvision's
-vgg11_bn. Its last two convolutions are three quarters of its weights and under a third of its work,
-as in large networks, so it has something to prune.
+vgg11_bn. As in large networks, its last two convolutions have three quarters of its weights and
+under a third of its work, so there is something to prune.
 
 Differences from the paper:
 

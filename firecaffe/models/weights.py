@@ -1,4 +1,4 @@
-"""First weights from a file, read without running code, and copied where name and shape fit."""
+"""Initial weights from a file, read without running code, and copied if name and shape fit."""
 
 import hashlib
 import re
@@ -22,7 +22,7 @@ HELD_UNDER = ("state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
 """Prefixes that wrappers add to names: DataParallel, torch.compile, trainers."""
 
-# Estimated statistics replace the buffers, a moving average the parameters: they were evaluated.
+# Estimated statistics replace buffers, a moving average parameters: evaluations used these.
 NETWORK_PIECES = ("parameter/", "buffer/", "batch_norm/", "ema/")
 """Prefixes of the network's tensors in a checkpoint; later ones replace earlier ones."""
 
@@ -33,7 +33,7 @@ STATE = "state.safetensors"
 MOST_SHOWN = 16
 
 MOST_WRAPPED = 8
-"""Most wrappers that names or a state_dict are taken out of; a file may hold itself."""
+"""Maximum wrappers around names or a state_dict, since a file may contain itself."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class FirstWeights:
     """Prefix that was removed from the file's names."""
     taken: int
     missing: list[str]
-    """Names of the network that the file lacks: these tensors are fresh."""
+    """Names of the network that the file lacks. These tensors stay as initialized."""
     unexpected: list[str]
     reshaped: dict[str, str]
-    """Names in both with different shapes, which are fresh; and the two shapes."""
+    """Names with another shape in the file, which stay as initialized; and both shapes."""
 
     @property
     def line(self) -> str:
@@ -72,11 +72,11 @@ class FirstWeights:
 
 
 Outline = dict[str, tuple[list[str], torch.Size]]
-"""A network's tensors by name: their names in a file, several if tied, and their shape."""
+"""A network's tensors by name: possible names in a file, several if tied, and the shape."""
 
 
 def load_weights(network: nn.Module, file: str, sha256: str = "") -> FirstWeights:
-    """Copy a file's tensors into a network, converted. Raises RecipeError if nothing fits."""
+    """Copy a file's tensors into a network, with conversion. Raises RecipeError if none fits."""
     taken, fitting = read_weights(outline_of(network), file, sha256)
     named = _named(network)
     with torch.no_grad():
@@ -92,9 +92,9 @@ def outline_of(network: nn.Module) -> Outline:
 def read_weights(
     outline: Outline, file: str, sha256: str = ""
 ) -> tuple[FirstWeights, dict[str, Tensor]]:
-    """Find what fits a network: a report, and the file's tensors by the network's names.
+    """Return a report, and the tensors of the file that fit, by the network's names.
 
-    Raises RecipeError if it is no file of weights, or nothing in it fits.
+    Raises RecipeError if the file has no weights, or none that fits.
     """
     tensors, held_under = _read(file)
     known = {name for names, _ in outline.values() for name in names}
@@ -174,7 +174,7 @@ def _decoded(path: Path) -> dict[str, Tensor]:
 
 
 def _beside(path: Path) -> dict[str, Tensor]:
-    # Pieces that ranks held in parts are in separate files of the checkpoint.
+    # Pieces that were sharded among ranks are in separate files of the checkpoint.
     if path.name != STATE:
         return {}
     files = {
