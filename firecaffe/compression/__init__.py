@@ -1,1 +1,1 @@
-"""Compression of networks: weights pruned, shared, in fewer dimensions."""
+"""Compression of networks: pruned and shared weights, small files."""

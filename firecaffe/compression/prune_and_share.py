@@ -50,7 +50,7 @@ def shared_weights(network: Mapping[str, nn.Parameter], words: ShareConfig) -> d
 def _matching(
     network: Mapping[str, nn.Parameter], word: str, patterns: Mapping[str, T]
 ) -> dict[str, T]:
-    # Vectors that are no biases belong to normalization, and are never selected.
+    # Vectors other than biases belong to normalization, and are never selected.
     lengths = _directions(network).values()
     biases = [name for name in network if name.endswith(BIAS)]
     weights = [
@@ -74,7 +74,7 @@ def _matching(
 
 
 LENGTHS = {"original1": "original0", "_v": "_g"}
-"""The ends of the names of weight_norm's directions, new and old, and of their lengths."""
+"""Name suffixes of weight_norm's directions (new and old style), and of their lengths."""
 
 
 def _directions(network: Mapping[str, nn.Parameter]) -> dict[str, str]:
@@ -128,7 +128,7 @@ def fold_normalization(network: nn.Module) -> list[str]:
 
     The mean becomes 0 and the variance 1 - eps, so that a file needs no numbers for them. Outputs
     in evaluation are equal up to rounding. Do not train the network further. A BatchNorm without
-    statistics, without weight and bias, or with those of another layer too, is not changed.
+    statistics, without weight and bias, or with a shared weight or bias, is not changed.
     """
     folded = []
     users = Counter(
@@ -173,7 +173,7 @@ def largest_of_all(scores: Mapping[str, Tensor], count: int) -> dict[str, Tensor
 
 
 def adaptive(scores: Tensor) -> Tensor:
-    """Return each weight's square over the sum of all squares as large or larger, in float64.
+    """Return each weight's square over the sum of all squares that are not smaller, in float64.
 
     Source: Lee, Park, Mo, Ahn and Shin 2021, arXiv 2010.07611 (LAMP), equation 4.
     """
@@ -186,18 +186,18 @@ def adaptive(scores: Tensor) -> Tensor:
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """Return the mask of the largest scores: of equal ones the first, and no zeros."""
+    """Return the mask of the largest scores: of equal scores the first, and never zeros."""
     flat = scores.reshape(-1)
     least = flat.topk(min(count, flat.numel()), sorted=False).values.min()
     kept = flat > least
-    # It is not defined which of equal elements topk returns.
+    # topk may return any of several equal elements.
     equal = (flat == least).nonzero()[:, 0][: count - int(kept.sum())]
     kept[equal] = True
     return (kept & (flat > 0)).view(scores.shape)
 
 
 def rows_of_directions(network: Mapping[str, nn.Parameter]) -> dict[str, tuple[int, ...]]:
-    """Return the directions of weight_norm by name, each with the dimensions of one of its rows."""
+    """Return weight_norm's directions by name, each with the dimensions of one of its rows."""
     return {
         name: tuple(dim for dim, size in enumerate(network[length].shape) if size == 1)
         for name, length in _directions(network).items()
@@ -205,14 +205,14 @@ def rows_of_directions(network: Mapping[str, nn.Parameter]) -> dict[str, tuple[i
 
 
 def with_each_row(mask: Tensor, weights: Tensor, row: tuple[int, ...]) -> Tensor:
-    """Keep the largest weight of a row of which none is kept: a direction of zeros is NaN."""
+    """Also keep the largest weight of each empty row, since a direction of zeros is NaN."""
     sizes = weights.abs()
     is_empty = mask.sum(row, keepdim=True) == 0
     return mask | (is_empty & (sizes == sizes.amax(row, keepdim=True)))
 
 
 def with_hold(scores: Tensor, mask: Tensor) -> Tensor:
-    """Raise kept weights' scores by RETURN / HOLD, so that nearly equal ones do not alternate."""
+    """Multiply kept weights' scores by RETURN / HOLD, so that close weights do not alternate."""
     return torch.where(mask, scores * (RETURN / HOLD), scores)
 
 
@@ -231,7 +231,7 @@ def above_with_hold(weights: Tensor, threshold: float, mask: Tensor) -> Tensor:
 
 
 MOST_ROUNDS = 10_000
-"""The most rounds of k-means, which mostly ends after some hundreds without a change."""
+"""The maximum rounds of k-means, which mostly converges after some hundreds."""
 
 
 def _linear(ordered: Tensor, count: int, _: torch.Generator) -> Tensor:
@@ -258,10 +258,10 @@ STARTS: dict[str, Callable[[Tensor, int, torch.Generator], Tensor]] = {
 def share(
     weights: Tensor, bits: int, start: str, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Find 2^bits values, or fewer if some would have no weight, for the weights that are not zero.
+    """Find 2^bits shared values for the nonzero weights, or fewer if some would have no weight.
 
     Return the weights' codes, int32 of their shape, and the values by code, float64 on the CPU.
-    Code 0 is zero; all others have weights, and ascend. `generator` is for the random start.
+    Code 0 is zero; other codes have ascending values. `generator` is for the random start.
     """
     flat = weights.detach().cpu().double().reshape(-1)
     ordered = flat[flat != 0].sort().values
@@ -278,8 +278,8 @@ def share(
 
 
 def lloyd(ordered: Tensor, values: Tensor) -> Tensor:
-    """Move values to the means of their nearest numbers, both ascending. Source: Lloyd 1982."""
-    # In one dimension clusters are intervals, whose sums are differences of running sums.
+    """Move values to the means of their clusters; both arguments ascend. Source: Lloyd 1982."""
+    # In one dimension, clusters are intervals: their sums are differences of cumulative sums.
     sums = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
     ends = torch.tensor([0, len(ordered)])
     before = ends
@@ -289,6 +289,6 @@ def lloyd(ordered: Tensor, values: Tensor) -> Tensor:
         if torch.equal(edges, before):
             break
         before, counts = edges, edges.diff()
-        # A value without numbers does not move.
+        # A value with an empty cluster does not move.
         values = torch.where(counts > 0, sums[edges].diff() / counts.clamp(min=1), values)
     return values

@@ -11,7 +11,7 @@ SLOWEST = "10 Mbit/s"
 """The link that is reported if there is space for only one."""
 
 BYTES_PER_WEIGHT = 4
-"""The size of a float32. A ratio is that of all weights over the whole file."""
+"""The size of a float32. A ratio is the size of all weights over that of the whole file."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FileTransfer:
 
 def transfer_of(path: Path) -> FileTransfer:
     """Read only the header and decode nothing. Raises CheckpointError if it is no .fcz file."""
-    from firecaffe.compression import fcz  # its coder is needed only for such a file
+    from firecaffe.compression import fcz  # imported only if used: it needs a coder
 
     with fcz.read(path) as opened:
         weights = sum(outline.size for outline in opened.outlines)

@@ -1,8 +1,8 @@
-"""The layout of a .fcz file: header, entries of tensors, and blocks of bits with check sums.
+"""The layout of a .fcz file: header, entries of tensors, and blocks of bits with checksums.
 
-All numbers of a block go through one coder, so that a small section costs fractions of a bit and
-not bytes. Each block can be decoded by itself, because the coder begins anew in it. Outside blocks,
-whole numbers take as few bytes as they need: seven bits a byte, the lowest first (LEB128).
+One coder encodes all numbers of a block, so that a small section costs fractions of a bit, not
+bytes. Each block can be decoded separately, because it has its own coder. Outside blocks, integers
+take as few bytes as they need: seven bits per byte, the lowest first (LEB128).
 
 Source: Martin 1979 (range coding), as in the library `constriction`: words of 32 bits, a state of
 64, probabilities in units of 2^-24.
@@ -24,7 +24,7 @@ DTYPES = (
     *("float32", "float16", "float64", "int64", "int32", "int16", "int8"),
     *("uint64", "uint32", "uint16", "uint8", "bool", "complex64"),
 )
-"""The types of tensors in a file, which stores the index."""
+"""The types of tensors. A file stores a type as its index."""
 
 GAPS, MASK = 0, 1
 
@@ -57,7 +57,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes | memoryview, start: int) -> tuple[int, int]:
-    """Return a number and the next place. Raises DamagedError if not the shortest encoding."""
+    """Return a number and the next offset. Raises DamagedError if not the shortest encoding."""
     value = 0
     for place in range(MOST_BYTES):
         if start + place >= len(data):
@@ -77,12 +77,12 @@ VERSION = 1
 MOST_HEADER = 1 << 24
 MOST_TENSORS = 1 << 14
 MOST_NETWORK = 1 << 20
-"""The most bytes of the JSON; reading takes many times as much memory."""
+"""The maximum bytes of the JSON. Parsing takes many times as much memory."""
 
 MOST_DIMENSIONS = 32
 MOST_NAME = 1 << 12
 MOST_SPAN = 1 << 62
-"""The most bytes of a tensor, with dimensions of 0 counted as 1: no array may span more."""
+"""The maximum bytes of a tensor, with dimensions of 0 counted as 1: no array may span more."""
 
 MOST_DECODED = 1 << 32
 FEW_DECODED = 1 << 24
@@ -95,7 +95,7 @@ DICTIONARY = (
     b'fc3.bn1.{"model":{"args":{"in_channels":,"num_classes":10},"name":"lenet"},'
     b".weight\x00\x02.bias\x00\x01"
 )
-"""The deflated header may refer to this text as if it came before."""
+"""The preset dictionary of the deflated header."""
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Header:
 
 
 def allowed_bytes(file_bytes: int) -> int:
-    """Return how many bytes all tensors of a file of this size may need together, decoded."""
-    # Zeros take almost no bytes, so a file of a few bytes could ask for any memory.
+    """Return the maximum total size of the decoded tensors of a file of this size."""
+    # Zeros take almost no bytes, so a tiny file could request any amount of memory.
     return min(MOST_DECODED, max(FEW_DECODED, MOST_RATIO * file_bytes))
 
 
@@ -243,10 +243,10 @@ Model = Any
 MOST_AT_ONCE = 1 << 14
 
 FULL_WORDS, MOST_WORDS = 1 << 14, 1 << 15
-"""A block ends at FULL_WORDS. A call adds at most 24 bits a symbol, so none exceeds MOST_WORDS."""
+"""A block ends at FULL_WORDS. A call adds at most 24 bits a symbol, so MOST_WORDS suffices."""
 
 FULL_SYMBOLS, MOST_SYMBOLS = 1 << 20, 1 << 21
-"""The limits of a block's symbols, in the same way."""
+"""Limits of a block's symbols, in the same way."""
 
 DIGIT = 1 << 16
 """Numbers are sent in digits of 16 bits, the lowest first."""
@@ -279,7 +279,7 @@ class BlockWriter:
             self.flush()
 
     def number(self, value: int, below: int) -> None:
-        """Encode a number from 0 to `below` - 1. If that is 0, nothing is written."""
+        """Encode a number from 0 to `below` - 1. If `below` is 1, nothing is written."""
         digits, sizes = [], []
         while below > 1:
             digits.append(value % DIGIT)
@@ -304,10 +304,10 @@ class BlockWriter:
 
 
 class BlockReader:
-    """Decodes what a `BlockWriter` has written, by the same sequence of calls."""
+    """Decodes the output of a `BlockWriter`, by the same sequence of calls."""
 
     def __init__(self, file: BinaryIO, num_bytes: int) -> None:
-        """`num_bytes`: how much of the file may be read from its current position."""
+        """`num_bytes`: the bytes of the file that may be read from its current position."""
         self._file = file
         self._left_bytes = num_bytes
         self._left_symbols = 0
@@ -315,7 +315,7 @@ class BlockReader:
         self.near_rows = 0
 
     def take(self, count: int, model: Model, *parameters: NDArray[np.float64]) -> Symbols:
-        """Decode at most MOST_AT_ONCE symbols. Raises DamagedError if the bytes do not fit."""
+        """Decode at most MOST_AT_ONCE symbols. Raises DamagedError if the bytes are invalid."""
         if not count:
             return np.empty(0, np.int32)
         if not self._left_symbols:

@@ -1,17 +1,17 @@
-"""Kept positions as the bits of a matrix, each with its own chance, estimated from the rows before.
+"""Positions of kept elements as bits of a matrix; each bit's chance is estimated from earlier rows.
 
       factor(row) * (kept(column) + a * m) / (rows + a)
     * (seen(context) + 8) / (expected(context) + 8)
 
-`factor` is sent, as one of 16 classes. `kept` counts the column's kept elements in the rows before,
-`rows` is the sum of their factors, m is the share kept in the whole matrix, and a weighs the prior
-that all columns are equal. A context says which of some rows before kept the same column. `seen`
-counts its kept elements; `expected` sums their chances without the last quotient, rounded down to
-multiples of 2^-20. Doubles hold these numbers exactly, so every machine computes the same
-quotients.
+`factor` is encoded as one of 16 classes. `kept` counts the column's kept elements in earlier rows,
+`rows` is the sum of these rows' factors, m is the share kept in the whole matrix, and a is the
+weight of the prior that all columns are equal. A context says which of some earlier rows kept the
+same column. `seen` counts its kept elements; `expected` sums their chances without the last
+quotient, rounded down to multiples of 2^-20. Doubles hold these numbers exactly, so every machine
+computes the same quotients.
 
-A tensor is viewed as a matrix, row by row: its first dimensions make the rows, or the columns. Kept
-and not kept may be exchanged. The classes of all rows are sent first.
+A tensor is viewed as a matrix: its first dimensions are the rows, or the columns. The bits may be
+inverted. The classes of all rows come first.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,18 +28,18 @@ from firecaffe.compression.fcz.format import BlockReader, BlockWriter, DamagedEr
 from firecaffe.compression.fcz.sequence import Adaptive, read_sequence, write_sequence
 
 FACTORS = np.array([0, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 512]) / 64
-"""The density of a row of each class over the average: half powers of two. A row of 0 is empty."""
+"""Density of each class of rows over the average: half powers of two. Class 0: empty rows."""
 
 AVERAGE = 9
 UNIT = 2.0**-20
 FIRM = 8.0
-"""The prior of a context: expected and seen elements before the first."""
+"""The prior of a context: the initial numbers of expected and seen elements."""
 
 Chances = NDArray[np.float64]
 
 
 def neighbors(distance: int) -> tuple[int, ...]:
-    """Return which rows before make the context. A layer's lines have `distance` pixels."""
+    """Return how far back the rows of the context are. A layer's lines have `distance` pixels."""
     if distance < 2:
         return (1,) * distance
     return tuple(sorted({1, distance - 1, distance, distance + 1}))
@@ -66,7 +66,7 @@ class Density:
         return base, _clipped(base * lifts[contexts])
 
     def contexts(self, kept: NDArray[Any], row: int) -> NDArray[np.int64]:
-        """Return the contexts of a row's elements in `kept`, whose rows before are known."""
+        """Return the contexts of a row's elements. The rows of `kept` before it must be known."""
         contexts = np.zeros(kept.shape[1], np.int64)
         for place, distance in enumerate(self._neighbors):
             if distance <= row:
@@ -90,13 +90,13 @@ def _clipped(chances: Chances) -> Chances:
 
 
 def classes_of(counts: NDArray[np.int64], num_columns: int, share: float, a: float) -> Any:
-    """Return each row's most probable class, by Poisson's law and the frequency of each class."""
+    """Return each row's most probable class, by a Poisson law and the frequency of each class."""
     classes = np.where(counts > 0, AVERAGE, 0).astype(np.int32)
     price = np.full(len(FACTORS), np.log2(len(FACTORS)))
     logs = np.log2(FACTORS[1:])
     before = np.cumsum(counts) - counts
     for _ in range(3):
-        # The expected count of an average row, from the rows before and their classes.
+        # The expected count of an average row, from earlier rows and their classes.
         rows = np.cumsum(FACTORS[classes]) - FACTORS[classes]
         expected = (before + a * share * num_columns) / (rows + a)
         taken = np.log2(np.e) * np.multiply.outer(expected, FACTORS[1:])
@@ -108,35 +108,35 @@ def classes_of(counts: NDArray[np.int64], num_columns: int, share: float, a: flo
 
 
 STRENGTHS = 16
-"""The number of values of a: powers of two from 1/4 to 2^13."""
+"""The number of possible values of a: powers of two from 1/4 to 2^13."""
 
 MOST_ROWS, MOST_COLUMNS = 1 << 16, 1 << 12
-# The fewest columns of a matrix without and with neighbors, because each row takes time.
+# The minimum columns of a matrix without and with neighbors, because each row takes time.
 LEAST_COLUMNS = (2, 32)
 
 MOST_DISTANCE = 64
 MOST_NEAR_ROWS = 1 << 14
-"""The most rows of a matrix that uses neighbors, whose rows are coded one by one."""
+"""The maximum rows of a matrix with neighbors, whose rows are coded one by one."""
 
 MOST_NEAR_ROWS_OF_FILE = 1 << 18
-"""The most such rows of a whole file, because each takes time and files may be malicious."""
+"""The maximum of such rows in a file, because each takes time and files may be malicious."""
 
 LEAST_GROUPS, MOST_GROUP = 64, 4096
-"""The fewest groups of rows that use no neighbors, and the most elements of one, if not a row."""
+"""Without neighbors: the fewest groups of rows, and the most elements of a group of several."""
 
 TRIED = 1 << 18
-"""The elements by which the codings of a tensor are compared."""
+"""The number of elements on which the codings of a tensor are compared."""
 
 SCREENED = 1 << 16
 
 DIGITS = 9
-"""The digits of a cost. Later ones depend on the machine and would decide between equal views."""
+"""Decimals of a cost. Further ones depend on the machine, and would choose between equal views."""
 
 LEAST_SHARED = 0.003
-"""Neighbors are tried only from this share of the distances' bits on, because they take time."""
+"""Neighbors are tried only if they may save this share of the distances' bits: they take time."""
 
 NEAR = 1.1
-"""A mask is not tried further if its best matrix takes this many times enough bits."""
+"""A mask is given up if its best matrix takes more than this many times `enough` bits."""
 
 TRIED_DISTANCES = 3
 
@@ -149,7 +149,7 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True)
 class View:
     leading: int
-    """The number of first dimensions that make the rows."""
+    """The number of leading dimensions that make the rows."""
     transposed: bool = False
     inverted: bool = False
     strength: int = 6
@@ -177,10 +177,10 @@ class View:
 def cheapest_view(
     kept: Bools, shape: Shape, enough: float, near_rows: int = 0
 ) -> tuple[View, float] | None:
-    """Return the view with the fewest bits for an element, and these.
+    """Return the view with the fewest bits per element, and these bits.
 
-    It is chosen step by step: matrix, neighbors, strength. None if the tensor is too large for each
-    matrix, or no matrix is near `enough` bits. `near_rows` are those that the file has already.
+    It is chosen step by step: matrix, neighbors, strength. None if no matrix fits the limits, or
+    none is near `enough` bits. `near_rows`: rows with neighbors that the file has already.
     """
 
     def fits(view: View) -> bool:
@@ -241,7 +241,7 @@ def shared_bits(matrix: Bools, distance: int) -> float:
 
 
 def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> None:
-    """Write which elements are kept: neither all nor none."""
+    """Write which elements are kept. At least one is kept, and one is not."""
     writer.number(view.leading, len(shape) + 1)
     writer.number(view.transposed, 2)
     writer.number(view.inverted, 2)
@@ -255,7 +255,7 @@ def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> No
 
 
 def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) -> View:
-    """Set the kept places of a flat tensor of zeros to 1. Raises DamagedError."""
+    """Set the kept elements of a flat tensor of zeros to 1. Raises DamagedError."""
     view = View(
         reader.number(len(shape) + 1),
         bool(reader.number(2)),
@@ -298,7 +298,7 @@ def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) 
 
 
 def _cost(view: View, kept: Bools, shape: Shape, most: int) -> float:
-    """Estimate the bits for an element from at most `most` elements."""
+    """Estimate the bits per element from at most `most` elements."""
     rows = _Rows(view, kept, shape, most)
     bits = Adaptive(len(FACTORS)).bits(np.bincount(rows.classes, minlength=len(FACTORS)))
     for ones, chances in rows:

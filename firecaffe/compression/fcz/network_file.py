@@ -3,9 +3,9 @@
 A file may be malicious, so it is checked before memory is allocated: the header's length is
 limited, its checksum is verified first, and the decoded size must be plausible and allowed.
 
-Kept positions are a mask or gaps, the number of zeros before each kept element. For a gap of
-2^b - 1 zeros or more, a symbol that skips this many is sent as often as needed, then the rest.
-Source: Han, Mao and Dally 2016, section 3, where a kept zero skips.
+Kept positions are a mask or gaps: the number of zeros before each kept element. In a gap of
+2^b - 1 zeros or more, a symbol that skips as many is repeated; then follows the remainder.
+Source: Han, Mao and Dally 2016, section 3, which skips by a kept zero.
 """
 
 import os
@@ -51,12 +51,12 @@ from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.files import open_regular, written_aside
 
 SCANNED = 1 << 13
-"""Elements that are searched together for kept ones."""
+"""The number of elements that are searched for kept ones at a time."""
 
 
 @dataclass(frozen=True)
 class TensorReport:
-    """One tensor's part of a file. Sizes are fractions of bytes, because all share one coder."""
+    """One tensor's part of a file. Sizes have fractions, because all tensors share one coder."""
 
     name: str
     shape: tuple[int, ...]
@@ -69,9 +69,9 @@ class TensorReport:
     mask_bytes: float
     codebook_bytes: float
     symbol_bytes: float
-    """Bytes for the indices into the codebook, or for the values themselves."""
+    """Bytes of the indices into the codebook, or of the values themselves."""
     floor_bytes: float
-    """The codebook and the entropy of mask and values; those with a structure may take less."""
+    """Size of the codebook, and entropy of mask and values. Structured ones may take less."""
 
     @property
     def num_bytes(self) -> float:
@@ -123,8 +123,8 @@ class Opened:
     def tensors(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield each tensor by name, decoded on demand. Raises CheckpointError if damaged.
 
-        Besides tensors that the caller holds, it takes less than 1 MB. The last tensor is yielded
-        after the whole file was verified.
+        It takes less than 1 MB besides tensors that the caller holds. The last tensor is yielded
+        after the whole file is verified.
         """
         try:
             self._file.seek(self._start)
@@ -203,13 +203,13 @@ def _fill(flat: Patterns, kept: int, values: Iterator[Patterns]) -> None:
 
 MOST_GAP_BITS = 15
 TABLED = 1 << 16
-"""The alphabet is chosen by this many distances."""
+"""The number of distances by which the alphabet is chosen."""
 
 MOST_SKIPS = 1.25
-"""The most symbols for each distance, with a range coder."""
+"""The maximum mean of symbols per distance, with a range coder."""
 
 BITS_OF_TABLE = 5
-"""The approximate bits of learning a symbol's count."""
+"""The approximate bits that the coder takes to learn a symbol's count."""
 
 
 def write_gaps(writer: BlockWriter, positions: NDArray[np.int64], size: int, how: How) -> None:
@@ -230,7 +230,7 @@ def bits_of_gaps(part: NDArray[np.bool_], how: How) -> float:
 
 
 def read_gaps(reader: BlockReader, kept: int, size: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the positions, chunk by chunk, ascending. Raises DamagedError."""
+    """Yield the positions in ascending chunks. Raises DamagedError."""
     bits = reader.number(MOST_GAP_BITS) + 1
     count = reader.number(size) + 1
     skips = (1 << bits) - 1
@@ -278,7 +278,7 @@ def _cheapest_bits(zeros: NDArray[np.int64], how: How) -> int:
 
 
 CODES: tuple[How, ...] = get_args(How)
-"""The codings of a file: the best for each section, or one alone."""
+"""The codings of a file: the best one for each section, or a single one."""
 
 CLEAR = 0.98
 COPIED = 1 << 20
@@ -291,17 +291,17 @@ def write(
     *,
     code: How = "best",
 ) -> FileReport:
-    """Write tensors exactly. The file is never visible in part under its final name.
+    """Write tensors exactly. An incomplete file never has the final name.
 
-    The same tensors and network give the same bytes. Zeros and shared values are found in the
-    tensors: pruned elements are 0, and a tensor of few distinct values has a codebook.
+    The same tensors and network give the same bytes. Zeros and shared values are detected: pruned
+    elements are 0, and a tensor with few distinct values gets a codebook.
 
     Args:
         network: JSON that says how the network is made; `read` returns it.
-        code: "huffman" codes distances and values as Deep Compression does; "range" by a range
-            coder alone; "best" by the smallest in each section.
+        code: "huffman" codes distances and values as Deep Compression does; "range" uses a range
+            coder alone; "best" takes the smallest in each section.
 
-    Raises: RecipeError if a tensor's type cannot be written, the network is no JSON, or `read`
+    Raises: RecipeError if a tensor's type cannot be written, the network is not JSON, or `read`
     would refuse the file because of its tensors' size; OSError.
     """
     if code not in CODES:
@@ -371,8 +371,8 @@ def _write_tensor(
 def _write_positions(
     writer: BlockWriter, is_kept: NDArray[np.bool_], shape: tuple[int, ...], code: How
 ) -> View | None:
-    """Return the view of a mask that uses neighbors; None for others."""
-    # A gain measured on a part has to be clear, because bits are slower than distances.
+    """Write positions, and return the view of a mask with neighbors, else None."""
+    # A gain measured on a part must be clear, because masks are slower than distances.
     clear = 1.0 if len(is_kept) <= TRIED else CLEAR
     enough = clear * bits_of_gaps(is_kept[:TRIED], code)
     cheapest = (

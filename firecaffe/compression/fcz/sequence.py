@@ -1,14 +1,14 @@
-"""Sequences of integers in the cheapest of four ways, one of which is a canonical Huffman code.
+"""Sequences of integers in the cheapest of four codings, one of them a canonical Huffman code.
 
-Sources: Huffman 1952; Larmore and Hirschberg 1990 (package-merge, the shortest code of words below
-a limit) if a word would be longer; Schwartz and Kallick 1964 (canonical codes).
+Sources: Huffman 1952; Schwartz and Kallick 1964 (canonical codes); Larmore and Hirschberg 1990
+(package-merge: the shortest code with words up to a limit), used if a word would exceed the limit.
 
-The index of a codebook is one column, the bytes of a float32 are four. Each column has a kind:
+Indices into a codebook are one column; the bytes of float32 are four. Each column has a kind:
 
-    constant   one symbol for all
+    constant   all symbols are equal
     uniform    all symbols are equally probable
-    adaptive   a range coder with the counts of the symbols before
-    huffman    a canonical Huffman code, preceded by its lengths
+    adaptive   a range coder with the counts of earlier symbols
+    huffman    a canonical Huffman code, preceded by its word lengths
 """
 
 from abc import abstractmethod
@@ -26,13 +26,13 @@ from firecaffe.compression.fcz.format import BlockReader, BlockWriter, DamagedEr
 
 MOST_BITS = 16
 STRIDE = 32
-"""Decoding begins at the same time from places this many symbols apart."""
+"""Decoding runs in parallel from places this many symbols apart."""
 
 Ints = NDArray[np.int64]
 
 
 def code_lengths(counts: Ints) -> Ints:
-    """Return the bits of each symbol's word; 0 if it does not occur, 1 if it is the only one."""
+    """Return the bits of each symbol's word: 0 if it does not occur, 1 if it is the only symbol."""
     lengths = np.zeros(len(counts), np.int64)
     used = np.flatnonzero(counts)
     if len(used) < 2:
@@ -43,7 +43,7 @@ def code_lengths(counts: Ints) -> Ints:
 
 
 def _depths(counts: list[int]) -> list[int]:
-    # Merges the two rarest; ties go to the older node.
+    # Merges the two rarest nodes; of equal ones, the older.
     heap = [(count, place) for place, count in enumerate(counts)]
     heapify(heap)
     parents = [0] * (2 * len(counts) - 1)
@@ -78,7 +78,7 @@ def entropy_bytes(counts: NDArray[Any]) -> float:
 
 
 class Code:
-    """A canonical code: words of one length are consecutive numbers, in the order of symbols."""
+    """A canonical code: words of equal length are consecutive numbers, in symbol order."""
 
     def __init__(self, lengths: Ints) -> None:
         """Raise DamagedError if Kraft's sum is not 1, except for a single symbol of one bit."""
@@ -96,7 +96,7 @@ class Code:
         self._lengths = lengths
         self._words = np.zeros(len(lengths), np.int64)
         self._words[order] = starts >> (MOST_BITS - lengths[order])
-        # Indexed by the next 16 bits: the symbol, and how many of these bits are its word.
+        # Indexed by the next 16 bits: the symbol, and the length of its word.
         whole = 1 << MOST_BITS
         self._symbol_at = np.repeat(order.astype(np.uint16), spans)
         self._length_at = np.repeat(lengths[order].astype(np.uint8), spans)
@@ -105,7 +105,7 @@ class Code:
             self._length_at = np.concatenate([self._length_at, np.zeros_like(self._length_at)])
 
     def encode(self, symbols: NDArray[np.int32]) -> bytes:
-        """Concatenate the words, each from its highest bit. Zeros fill the last byte."""
+        """Concatenate the words, highest bit first. Zeros fill the last byte."""
         sizes = self._lengths[symbols]
         ends = np.cumsum(sizes)
         total = int(ends[-1]) if len(ends) else 0
@@ -119,17 +119,17 @@ class Code:
             if count or data:
                 raise DamagedError("a Huffman section has bytes and no symbols, or none and some")
             return np.empty(0, np.int32)
-        # A word begins where the one before ends. So compute, for each bit, the end of a word that
-        # would begin there, and by doubling the end of STRIDE words. Following these gives places
-        # from which decoding can run at the same time.
+        # A word begins at the end of the previous one. So compute, for each bit, the end of a word
+        # that would begin there, and by doubling the end of STRIDE words. These jumps give places
+        # from which decoding can run in parallel.
         total = 8 * len(data)
         padded = np.frombuffer(data + bytes(2), np.uint8).astype(np.uint32)
         three = padded[:-2] << 16 | padded[1:-1] << 8 | padded[2:]
-        ahead = np.empty(total, np.uint16)  # the next 16 bits from each
+        ahead = np.empty(total, np.uint16)  # the next 16 bits from each bit
         for bit in range(8):
             ahead[bit::8] = three >> (8 - bit)
         length = self._length_at[ahead]
-        # The place after the last bit leads to itself; jumps beyond the end lead there.
+        # The place after the last bit points to itself; jumps beyond the end point to it.
         after = np.full(total + 1, total, np.int32)
         np.minimum(np.arange(total, dtype=np.int32) + length, total, out=after[:total])
         jump = after
@@ -163,7 +163,7 @@ _categorical = constriction.stream.model.Categorical
 _uniform = constriction.stream.model.Uniform
 
 
-# Adaptive columns update their counts before each chunk, so their chunks begin small and grow.
+# Adaptive columns update their counts before each chunk, so chunks start small and grow.
 def _chunks(count: int, grows: bool) -> Iterator[slice]:
     done = 0
     while done < count:
@@ -178,7 +178,7 @@ class Column:
     grows = False
 
     def write_table(self, writer: BlockWriter) -> None:
-        """Write what `read` needs, by default nothing."""
+        """Write the parameters that `read` needs; by default none."""
 
     @abstractmethod
     def put(self, writer: BlockWriter, symbols: Symbols) -> None: ...
@@ -188,7 +188,7 @@ class Column:
 
     @abstractmethod
     def bits(self, counts: Ints) -> float:
-        """Estimate the bits of symbols with these counts, with the table."""
+        """Estimate the bits of symbols with these counts, including the table."""
 
 
 class Constant(Column):
@@ -235,7 +235,7 @@ class Uniform(Column):
 
 
 class Adaptive(Column):
-    """A symbol that came n times before has the weight 2n + 1 (Krichevsky and Trofimov 1981)."""
+    """After n occurrences a symbol has the weight 2n + 1 (Krichevsky and Trofimov 1981)."""
 
     kind = 2
     grows = True
@@ -267,7 +267,7 @@ class Adaptive(Column):
 
 
 class Huffman(Column):
-    """Each chunk has the number of its bytes, and then the bytes."""
+    """Each chunk is the number of its bytes, then the bytes."""
 
     kind = 3
     most_bytes = MOST_CHUNK * MOST_BITS // 8 + 1
@@ -311,7 +311,7 @@ KINDS = (Constant, Uniform, Adaptive, Huffman)
 def write_sequence(
     writer: BlockWriter, columns: Sequence[Symbols], alphabet: int, how: How
 ) -> None:
-    """Write equal columns of symbols below `alphabet`; nothing without symbols, or for one."""
+    """Write columns of equal length, of symbols below `alphabet`; nothing if no choice is left."""
     count = len(columns[0])
     if not count or alphabet < 2:
         return

@@ -1,12 +1,12 @@
 """The values of a tensor's kept elements: a codebook with indices, or their bytes.
 
-The indices are a sequence, or are coded by the signs of neighbors: a neuron's weights for
-neighboring pixels often have the same sign, so kept elements are coded row by row in three
+The indices are a sequence, or are coded by the signs of neighbors. A neuron's weights for
+neighboring pixels often have the same sign. So kept elements are coded row by row in three
 contexts, each with its own counts: the sum of the neighbors' signs is below, at or above 0.
 
 Bytes are columns of a sequence, the lowest byte first, because the bytes of a float differ: few
-values of the highest, with sign and exponent, occur. Float32 that are exactly float16 are sent as
-these.
+values of the highest byte, with sign and exponent, occur. Float32 values that are exactly float16
+are stored as float16.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class SignCounts:
 
 
 def write_signed(writer: BlockWriter, matrix: Patterns, codebook: Patterns, distance: int) -> None:
-    """Write a matrix as viewed by its mask. `distance` is that of the mask's neighbors."""
+    """Write a matrix in the view of its mask. `distance` is that of the mask's neighbors."""
     counts = SignCounts(len(codebook))
     for row, context, columns in _parts(matrix, distance):
         symbols = np.searchsorted(codebook, matrix[row][columns]).astype(np.int32)
@@ -80,10 +80,10 @@ def _signs(patterns: Patterns) -> NDArray[np.int64]:
 
 MOST_VALUES = 1 << 13
 MOST_SIGNED = 1 << 8
-"""The most values that are coded by signs, because each row makes models of all of them."""
+"""The maximum values that are coded by signs, because each row makes models of all values."""
 
 SAMPLED = 1 << 16
-"""The elements that are searched first for too many distinct values."""
+"""The number of elements that are first checked for too many distinct values."""
 
 BYTES, CODEBOOK, SIGNED = 0, 1, 2
 WAYS = 3
@@ -96,7 +96,7 @@ class KeptValues:
     is_float32: bool
     how: How
     matrix: Patterns | None = None
-    """The whole tensor as its mask views it, if that uses neighbors."""
+    """The whole tensor in the view of its mask, if the mask uses neighbors."""
     distance: int = 0
 
 
