@@ -1,1 +1,1 @@
-"""Compression of a trained network: rounds of training, and the choice of layers' sizes."""
+"""Compression of a trained network: rounds of training, and the choice of layer sizes."""

@@ -1,6 +1,6 @@
-"""The trained network, one pass through a scheme's rounds to a file, and how the decoded one does.
+"""One attempt: a scheme's rounds of training, a file, and the evaluation of the decoded network.
 
-The network may begin in lower rank. What a pass gives is decoded from its file and evaluated.
+The trained network may start in lower rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ def trained_network(recipe: Recipe, data: Data) -> nn.Module:
 
 
 def ranks_of(scheme: Scheme, network: nn.Module) -> Mapping[str, int]:
-    """Return the rank of each layer that shrinks if split in two. Raises RecipeError."""
+    """Return the rank of each layer that becomes smaller in low rank. Raises RecipeError."""
     if "rank" in scheme.low_rank:
         return chosen_ranks(network, scheme.low_rank["rank"])
     ranks: dict[str, int] = {}
@@ -74,7 +74,7 @@ def ranks_of(scheme: Scheme, network: nn.Module) -> Mapping[str, int]:
 
 
 def with_ranks(recipe: Recipe, ranks: Mapping[str, int], weights: str) -> Recipe:
-    """Return the recipe of the network in lower rank. Raises RecipeError if it has some already."""
+    """Return the recipe of the network in lower rank. Raises RecipeError if it is already."""
     if not ranks:
         return recipe
     if recipe.model.low_rank:
@@ -85,7 +85,7 @@ def with_ranks(recipe: Recipe, ranks: Mapping[str, int], weights: str) -> Recipe
 
 
 def write_start(network: nn.Module, ranks: Mapping[str, int], folder: Path) -> str:
-    """Decompose a network's layers, write the weights, and return their file."""
+    """Decompose a network's layers, write the weights to a file, and return its path."""
     weights = low_rank_weights(network.state_dict(), ranks)
     path = folder / LOW_RANK_FILE
     with written_aside(path) as aside:
@@ -122,19 +122,19 @@ def check_weights(recipe: Recipe, file: Path) -> None:
 
 
 MOST_TRIED = 2000
-"""The most held-out samples on which layers are tried, one by one and at many levels."""
+"""Maximum held-out samples for sensitivities, which take many evaluations of each layer."""
 
 
 @dataclass(frozen=True)
 class Worth:
-    """A network's metric as in records: shares are fractions of 1."""
+    """A network's metric, in the units of records: shares are fractions of 1."""
 
     test: float
     held_out: float | None
     """The metric on held-out training samples; None if there are none."""
 
     def less(self, after: "Worth", measure: Measure) -> "Worth":
-        """Return the loss from this to `after` in printed units (points); gains are below 0."""
+        """Return the loss from this to `after`, in printed units (points); gains are negative."""
 
         def lost(one: float, other: float) -> float:
             return measure.scale * (measure.gain(one) - measure.gain(other))
@@ -164,7 +164,7 @@ class Evaluator:
         )
 
     def tried(self, network: nn.Module) -> float:
-        """Evaluate on some held-out samples, in printed units; more is better."""
+        """Evaluate on at most MOST_TRIED held-out samples, in printed units; more is better."""
         held_out = self.data.validation
         assert held_out is not None
         if len(held_out) > MOST_TRIED:
@@ -192,7 +192,7 @@ MOST_SHARED = 1 << 16
 
 
 def write_network(trained: Trained, scheme: Scheme, path: Path) -> FileReport:
-    """Fold the normalization if the scheme says so, and write the network. Raises RecipeError."""
+    """Fold the normalization if the scheme requires it, and write the file. Raises RecipeError."""
     if scheme.normalization == "fold":
         fold_normalization(trained.model)
     tensors = {
@@ -204,7 +204,7 @@ def write_network(trained: Trained, scheme: Scheme, path: Path) -> FileReport:
 
 
 def _in_bits(values: NDArray[Any], bits: int) -> NDArray[Any]:
-    """Round float32 vectors, and values that many weights share, to float16."""
+    """Round float32 vectors and tensors of shared values to float16, if `bits` is 16."""
     if bits == 32 or values.dtype != np.float32:
         return values
     if values.ndim > 1 and len(np.unique(values)) > MOST_SHARED:
@@ -213,7 +213,7 @@ def _in_bits(values: NDArray[Any], bits: int) -> NDArray[Any]:
         rounded: NDArray[np.float32] = values.astype(np.float16).astype(np.float32)
     if not np.array_equal(np.isfinite(rounded), np.isfinite(values)):
         return values
-    return rounded + np.float32(0)  # turns -0 into 0: a file only compresses 0
+    return rounded + np.float32(0)  # turns -0 into 0, which compresses
 
 
 FILE = "net.fcz"
@@ -225,7 +225,7 @@ class RoundDone:
     folder: Path
     steps: int
     test: float
-    """The metric on the test samples before the network is written."""
+    """The metric on the test samples, before writing the network."""
 
 
 @dataclass(frozen=True)
@@ -234,11 +234,11 @@ class AttemptResult:
     report: FileReport
     rounds: Sequence[RoundDone]
     worth: Worth
-    """The worth of the network that was decoded from the file."""
+    """The metric of the network decoded from the file."""
     lost: Worth
     """The loss against the float network, in printed units."""
     ratio: float
-    """4 bytes for each weight over the bytes of the whole file."""
+    """4 bytes per weight, over the bytes of the whole file."""
 
     @property
     def as_row(self) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class AttemptMaker:
         for trial in trials:
             train([trial], say=lambda _: None)
             rounds.append(self._done(trial))
-        # The recipe that was checked, because the folder's may have been copied with a run.
+        # With the checked recipe, because the folder's recipe may have been copied with a run.
         trained = load_run(trials[-1].folder, recipe=trials[-1].recipe)
         path = folder / FILE
         report = write_network(trained, self.scheme, path)

@@ -1,13 +1,13 @@
 """The compression of a trained network: rounds of a scheme, or a search for a target; its record.
 
-What the folder next to the file, OUT-rounds, holds:
+Content of OUT-rounds, the folder next to the file:
 
-    compress.json        the request; the same one continues here, another is refused
+    compress.json        the request; the same request resumes here, another is refused
     0-low_rank.safetensors    with low_rank: the weights in lower rank
     1-prune/, 2-share/   the rounds' run folders, with 1-prune.toml and 1-prune.log next to them
     net.fcz, net.json    the result
     sensitivity.json     with a target: the sensitivity of each layer
-    40x/                 with a target: the rounds and the file of a size that was tried
+    40x/                 with a target: the rounds and the file of one attempted size
 """
 
 import json
@@ -57,7 +57,7 @@ from firecaffe.training.load import find_weights
 from firecaffe.training.trial import LOCK, working_in
 
 HEADER_BYTES = 200
-"""The approximate size of a file besides its tensors."""
+"""The approximate size of a file without its tensors."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class CompressionResult:
     weights: int
     """Parameters of the network; a ratio counts 4 bytes for each."""
     float_worth: Worth
-    """The worth of the network before compression."""
+    """The metric of the network before compression."""
     made: AttemptResult
     tried: Sequence[AttemptResult]
     layers: Sequence[LayerSensitivity]
@@ -100,7 +100,7 @@ def plan_compression(asked: CompressRequest) -> Data:
         )
     network = trained_network(asked.recipe, data)
     for name, values in tensors_of(network).items():
-        outline_of(name, values)  # a file can hold it
+        outline_of(name, values)  # raises if a file cannot hold it
     if asked.target is not None:
         _check_target(
             asked.target, asked.scheme, sum(parameter.numel() for parameter in network.parameters())
@@ -146,7 +146,7 @@ def compress(
     say: Callable[[str], None],
     say_layers: Callable[[Sequence[LayerSensitivity], Measure], None],
 ) -> CompressionResult:
-    """Train the rounds, write the file and evaluate it; continue with what its folder holds.
+    """Train the rounds, write the file and evaluate it. Finished work in the folder is reused.
 
     `world` has only this process. `say` reports the end of each round, and `say_layers` the
     sensitivities. Raises RunError if the folder holds another compression, and what `run_trials`
@@ -210,7 +210,7 @@ class Sensitivities(TypedDict):
 def _sensitivities(
     asked: CompressRequest, network: nn.Module, judge: Evaluator
 ) -> list[LayerSensitivity]:
-    """Read the folder's sensitivities, or measure them: the same weights are tried once."""
+    """Read the folder's sensitivities, or measure them if it has none."""
     path = asked.folder / "sensitivity.json"
     if path.exists():
         kept: Any = read_file(path, Sensitivities, RunError)

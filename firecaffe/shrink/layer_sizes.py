@@ -1,12 +1,12 @@
-"""The sensitivity of each layer, and the choice of all layers' sizes from these.
+"""The sensitivity of each layer, and the choice of all layers' sizes by sensitivity.
 
-A layer's sensitivity is the network's loss if only this layer is pruned, or shares its values,
-without training. Each layer gets the share and the bits with the least sum of its loss and the
-price of its bytes; a size determines that price. Retraining restores most of the loss, so it does
-not predict accuracy.
+A layer's sensitivity is the network's loss of its metric if only this layer is pruned, or shares
+its values, without training. Each layer gets the share and the bits with the minimum of loss plus
+price times bytes; the target size determines the price. Retraining restores most of the loss, so
+the loss does not predict accuracy.
 
 Sources: Han, Pool, Tran, Dally 2015 (arXiv 1506.02626), section 4 and figure 6 (sensitivities);
-Shoham and Gersho 1988 (a budget of bits shared out by one price).
+Shoham and Gersho 1988 (allocation of a budget of bits by one price).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,46 +26,46 @@ T = TypeVar("T")
 
 KEEPS = (0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.055, 0.035, 0.025, 0.015, 0.01, 0.006, 0.004)
 
-# Not 2: LeNet-300-100 loses 0.3 points with it after pruning, and saves a tenth of the file.
+# Without 2: it costs LeNet-300-100 0.3 points after pruning, and saves a tenth of the file.
 BITS = (8, 6, 5, 4, 3)
-"""The bits of a shared value that are tried."""
+"""The candidate bits of a shared value."""
 
-# Retraining finds other weights for pruned ones, but a weight cannot leave its value's cluster.
+# Retraining compensates for pruned weights, but a weight cannot leave its cluster.
 BITS_WEIGHT = 5.0
-"""The weight of a loss by few values over one by few weights. This is our own choice."""
+"""The weight of a loss by sharing over a loss by pruning. This is our own choice."""
 
 FLOOR = 0.05
-"""Points below which a loss is chance: one of 2,000 samples."""
+"""Points below which a loss is noise: one of 2,000 samples."""
 
-# Near the level of chance a network cannot lose any more.
+# Near chance level, a network cannot lose any more.
 CREDIBLE = 0.5
-"""The part of the largest loss up to which losses are used; beyond, they are extrapolated."""
+"""The part of the largest loss up to which losses are used; larger ones are extrapolated."""
 
 SLOWEST, FASTEST = 1.0, 4.0
-"""Bounds of the extrapolated growth, as exponents of one over the share."""
+"""Bounds of the extrapolated growth: exponents of 1 / share."""
 
 FEWEST = 4
 
 SHARES = tuple(0.93**step for step in range(110))
-"""The shares to choose from, down to 0.04 %."""
+"""The candidate shares, down to 0.04 %."""
 
 MOST_PRICE, LEAST_PRICE = 1e6, 1e-12
-"""Bounds of the price in points for a byte."""
+"""Bounds of the price, in points per byte."""
 
 _STEPS = 60
 
 
 @dataclass(frozen=True)
 class LayerSensitivity:
-    """The loss if only this layer is pruned, or shares its values. Gains are below 0."""
+    """The loss if only this layer is pruned, or shares its values. Gains are negative."""
 
     name: str
     """The pattern that selects it: the name of a layer or a bias."""
     weights: int
     keeps: Mapping[float, float]
-    """Losses by the share of the weights that are kept; empty if it is not to be pruned."""
+    """Losses by share of kept weights; empty if the layer is not to be pruned."""
     bits: Mapping[int, float]
-    """Losses by the bits of a shared value; empty if it is not to share any."""
+    """Losses by bits of a shared value; empty if the layer is not to share values."""
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> Self:
@@ -100,9 +100,9 @@ def _entropy(share: float) -> float:
 
 
 def choose(layers: Sequence[LayerSensitivity], size_bytes: float, rest_bytes: float) -> Choice:
-    """Choose for each layer so that all together have about `size_bytes`.
+    """Choose share and bits of each layer for a total of about `size_bytes`.
 
-    First find the price at which the file is large enough, then scale all shares by one factor.
+    First find the highest price at which the file is large enough, then scale all shares equally.
     `rest_bytes` is the size of everything else in the file.
     """
     wanted = max(size_bytes - rest_bytes, 1.0)
@@ -132,7 +132,7 @@ def choose(layers: Sequence[LayerSensitivity], size_bytes: float, rest_bytes: fl
 
 
 def _last(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Return by bisection the largest number up to which something holds; `low` if none."""
+    """Return, by bisection, the largest number up to which `holds` is true; `low` if none."""
     if holds(high):
         return high
     for _ in range(_STEPS):
@@ -159,8 +159,8 @@ def _at_least_few(layer: LayerSensitivity, keep: float) -> float:
 
 
 def _by_share(keeps: Mapping[float, float], share: float, credible: float) -> float:
-    """Interpolate the loss at a share linearly between logarithms, and extrapolate below."""
-    # A share never loses less than a larger one did.
+    """Interpolate the loss at a share, linear in logarithms; extrapolate below the smallest."""
+    # A smaller share never loses less than a larger one.
     points = [(1.0, FLOOR)]
     for keep in sorted(keeps, reverse=True):
         lost = max(points[-1][1], keeps[keep])
@@ -190,7 +190,7 @@ def _by_bits(bits: Mapping[int, float]) -> dict[int, float]:
 
 
 Score = Callable[[], float]
-"""Returns the worth of the network in its current state; more is better."""
+"""Function that evaluates the network in its current state; higher is better."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The trainings of a scheme, and the choice of the next size to try.
 
-Each training is an ordinary run from the weights of the one before. The next size is a function of
-finished attempts only, so a restarted search asks for the same sizes and finds their trainings.
-Attempts are judged only on held-out training samples.
+Each training is an ordinary run from the weights of the previous one. The next size depends on
+finished attempts only, so a restarted search tries the same sizes and reuses their trainings.
+Attempts are compared only on held-out training samples.
 """
 
 import re
@@ -24,9 +24,9 @@ from firecaffe.shrink.scheme import Scheme, SchemeRound, Words
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial
 
-# A run's own policy changes the rate at steps of a training of another length.
+# The run's own policy is for a training of another length.
 POLICY = "cosine"
-"""The default policy of a round's rate."""
+"""The default learning rate policy of a round."""
 
 
 def rounds_of(
@@ -37,7 +37,7 @@ def rounds_of(
     choice: Choice | None = None,
     measure: Measure = TOP1,
 ) -> list[Trial]:
-    """Return the trainings in order, for runs in a folder. Raises RecipeError.
+    """Return the trainings in order, as runs in `folder`. Raises RecipeError.
 
     `recipe` is the run's, with the trained weights in `model.weights`; `steps` is the run's length.
     `choice` replaces the scheme's `prune.keep` and `share.bits`.
@@ -57,7 +57,7 @@ def rounds_of(
 def _chosen(
     rounds: Sequence[SchemeRound], choice: Choice | None
 ) -> list[tuple[SchemeRound, dict[str, Words]]]:
-    # Each of several rounds that prune keeps the same part of what the one before has kept.
+    # If several rounds prune, each keeps the same share of the weights that the previous one kept.
     prunes = [
         training_round
         for training_round in rounds
@@ -84,7 +84,7 @@ def _chosen(
 
 
 def _kept_on(sections: Mapping[str, Words]) -> dict[str, Words]:
-    # By default a later round keeps zeros at zero and values shared.
+    # By default, a later round keeps zeros at 0, and values shared.
     kept: dict[str, Words] = {}
     prune = sections.get("prune", {})
     patterns = [*prune.get("keep", {}), *prune.get("threshold", {})]
@@ -145,7 +145,7 @@ def _with_policy(run: SolverConfig, settings: Mapping[str, Any], rate: float) ->
 def _meant(
     choice: Choice, training_round: SchemeRound, section: str, word: str
 ) -> list[tuple[str, LayerChoice]]:
-    """Return the choice, without biases if the round's own patterns name none."""
+    """Return the choices by layer, without biases if the round's own patterns name none."""
     patterns = training_round.sections[section].get(word, {})
     has_biases = any(pattern.endswith(BIAS) for pattern in patterns)
     return [(name, one) for name, one in choice.items() if has_biases or not name.endswith(BIAS)]
@@ -169,7 +169,7 @@ class Target:
         return self.kind != "points"
 
     def most_bytes(self, weights: int) -> float:
-        """Return the requested size for a network of so many weights."""
+        """Return the largest allowed file for a network of this many weights."""
         return self.value if self.kind == "bytes" else weights * BYTES_PER_WEIGHT / self.value
 
 
@@ -199,16 +199,16 @@ MOST_ATTEMPTS_OF_SIZE = 3
 MOST_ATTEMPTS_OF_LOSS = 6
 
 CLOSE = 0.95
-"""A file is large enough at this share of the allowed size."""
+"""A file of at least this share of the allowed size is large enough."""
 
 MARGIN = 0.99
-"""The next aim after a missed size, as a share, so that it is not missed by a byte."""
+"""Factor of the next aim after a missed size, so that it is not missed by a byte."""
 
 FIRST_RATIO, STEP = 20.0, 2.0
-"""The first ratio tried for a loss, and its growth while the loss is allowed."""
+"""The first ratio tried for a target loss, and its growth while the loss is allowed."""
 
 FINE = 1.12
-"""Ratios nearer to each other than this factor are not refined."""
+"""The search ends if allowed and lost ratios differ by less than this factor."""
 
 ROUNDING = 1e-9
 
@@ -219,11 +219,11 @@ class Attempt:
     """The size for which its layers were chosen."""
     bytes: int
     lost: float
-    """The loss on held-out samples in the target's unit, points of a share; gains are below 0."""
+    """The loss on held-out samples in the target's unit, points of a share; gains are negative."""
 
 
 def next_aim(target: Target, attempts: Sequence[Attempt], weights: int) -> float | None:
-    """Return the next size in bytes to aim at; None if there is nothing more to try."""
+    """Return the next size to aim at, in bytes; None if there is nothing more to try."""
     by_kind = _aim_of_size if target.is_of_size else _aim_of_loss
     return by_kind(target, attempts, weights)
 
@@ -266,7 +266,7 @@ def is_kept(target: Target, attempt: Attempt, weights: int) -> bool:
 def best_of(target: Target, attempts: Sequence[Attempt], weights: int) -> tuple[int, bool]:
     """Return the index of the best attempt, and whether it reaches the target (else the nearest).
 
-    For a size the best has the least loss, for a loss the least size.
+    For a target size, the best has the smallest loss; for a target loss, the smallest size.
     """
     places = range(len(attempts))
     reaching = [place for place in places if is_kept(target, attempts[place], weights)]

@@ -1,4 +1,4 @@
-"""A scheme of compression: rounds of training, in a TOML file; see docs/howto/compress.md."""
+"""A compression scheme: rounds of training in a TOML file; see docs/howto/compress.md."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -36,7 +36,7 @@ class SchemeRound:
     rate: float = 1.0
     """base_lr, as a share of the run's."""
     prune_over: float = 0.0
-    """Sets `prune.steps` as a share of the round's steps; 0: as the section says."""
+    """`prune.steps` as a share of the round's steps; 0: as in the section."""
     sections: Mapping[str, Words] = field(default_factory=dict)
     """The settings that it changes, by section."""
 
