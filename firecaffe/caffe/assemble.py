@@ -1,7 +1,7 @@
-"""Make the modules of a graph, find the shapes of its blobs, and run them.
+"""Make the modules of a graph, infer the shapes of its blobs, and run the modules.
 
 Each module is made for the shapes of its bottoms. It runs once on the meta device, which uses no
-memory, to find the shapes of its tops.
+memory, to infer the shapes of its tops.
 """
 
 import inspect
@@ -24,14 +24,14 @@ MOST_NUMBERS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Call:
-    """A step with its module's name. `last_uses` are the blobs that no later call needs."""
+    """A step and its module's name. `last_uses` are the blobs that no later call needs."""
 
     step: GraphStep
     module: str
     flattens: bool
-    """Whether the bottom is flattened to (batch, rest) first: a plain nn.Linear takes no images."""
+    """Whether the bottom is flattened to (batch, rest) first: plain nn.Linear accepts no images."""
     detached: tuple[int, ...]
-    """The places of the bottoms that receive no gradient (propagate_down: false)."""
+    """Indices of the bottoms that receive no gradient (propagate_down: false)."""
     last_uses: tuple[str, ...] = ()
 
 
@@ -55,8 +55,8 @@ def assemble(
 
     Args:
         given: Shapes of sources. They replace those in the file.
-        phase: TRAIN or TEST, which is passed to the layers.
-        reserved: The class whose attribute names no module may have.
+        phase: TRAIN or TEST, passed to the layers.
+        reserved: The class whose attribute names are not available to modules.
         others: The same net in another phase. Layers that are in both share one module.
     """
     assembled, before = Assembled(), others or Assembled()
@@ -83,7 +83,7 @@ def assemble(
 def run(
     modules: Mapping[str, nn.Module | None], calls: Iterable[Call], values: dict[str, Tensor]
 ) -> None:
-    """Run calls in order and update `values`, which holds the blobs by name."""
+    """Run calls in order, and update `values`, the blobs by name."""
     for call in calls:
         bottoms = [values[blob] for blob in call.step.bottoms]
         module = modules[call.module]
@@ -107,7 +107,7 @@ def _tops(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, Ten
 
 
 def forgetting(calls: Sequence[Call], kept: Iterable[str]) -> list[Call]:
-    """Return the calls with `last_uses` set, so that each drops blobs that nobody needs later."""
+    """Return the calls with `last_uses` set, so that each frees the blobs no later call needs."""
     later = set(kept)
     backward = []
     for call in reversed(calls):
@@ -118,7 +118,7 @@ def forgetting(calls: Sequence[Call], kept: Iterable[str]) -> list[Call]:
 
 
 def write_over(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
-    """Let each ReLU overwrite its input if all its calls allow that."""
+    """Make each ReLU work in place if all its calls allow it."""
     may: dict[str, bool] = {}
     for call in calls:
         may[call.module] = may.get(call.module, True) and call.step.may_overwrite
@@ -212,7 +212,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _module_name(name: str, reserved: type[nn.Module], taken: Mapping[str, nn.Module]) -> str:
-    """Make a free module name: no dots, and no slashes, at which a training's state is split."""
+    """Make a free module name: no dots, and no slashes, at which checkpoints split names."""
     attributes = {*dir(reserved), *inspect.get_annotations(reserved)}
     module_name = re.sub(r"[./]", "_", name) or "_"
     while module_name in taken or module_name in attributes:

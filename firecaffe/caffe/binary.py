@@ -1,6 +1,6 @@
-"""Protobuf's binary format without a schema, and what Caffe writes in it: arrays, means, states.
+"""Protobuf's binary format without a schema, and Caffe's blobs, means and solver states in it.
 
-Nothing is copied: a field is given by its place in the file. The number of fields read and the
+Nothing is copied: a field refers to its place in the file. The number of fields read and the
 nesting of groups are bounded. Sources: "Encoding", protobuf.dev/programming-guides/encoding;
 BVLC/caffe, src/caffe/blob.cpp; field numbers of a real Caffe.
 """
@@ -34,7 +34,7 @@ class WirePart(NamedTuple):
     number: int
     kind: int
     value: int
-    """The value of a VARINT; the number of fields in a run of FIXED32 or FIXED64; else 0."""
+    """Value of a VARINT; number of fields in a run of FIXED32 or FIXED64; otherwise 0."""
     start: int
     """The start of the content (BYTES), or of a run with its tags."""
     stop: int
@@ -86,7 +86,7 @@ class Wire:
         raise self.error(at, "a number of more than 10 bytes")
 
     def varints(self, part: WirePart) -> Iterator[int]:
-        """Yield the signed numbers of a field, packed or not; none if it is of another kind."""
+        """Yield the signed numbers of a field, packed or not; none for another kind of field."""
         if part.kind == VARINT:
             yield signed(part.value)
         at = part.start
@@ -187,13 +187,13 @@ def field(number: int, value: int | bytes | Sequence[Buffer]) -> list[Buffer]:
 
 
 LEGACY = (1, 2, 3, 4)
-"""Field numbers of num, channels, height and width, which older files have instead of `shape`."""
+"""Field numbers of num, channels, height and width: the form of `shape` in older files."""
 DATA, SHAPE, DOUBLE_DATA = 5, 7, 8
 DIM = 1
 MOST_AXES = 32
 MOST_DIM = 2**31 - 1
 MOST_PIECES = 10_000
-"""The most fields that the numbers of one blob may be split into."""
+"""The maximum fields into which the numbers of a blob may be split."""
 
 Array = NDArray[np.float32]
 
@@ -231,7 +231,7 @@ def read_blob(wire: Wire, start: int, stop: int) -> Array:
 
 
 def blob_fields(array: Array, legacy: bool = False) -> list[Buffer]:
-    """Encode a blob without copying its numbers. legacy: with the four sizes of older files."""
+    """Encode a blob without copying its numbers. `legacy`: with the four sizes of older files."""
     numbers = np.ascontiguousarray(array, "<f4").reshape(-1).view(np.uint8)
     data = field(DATA, [numbers.data])
     if legacy:
@@ -265,7 +265,7 @@ def read_mean(path: Path) -> Array:
 
 
 def write_mean(path: Path, image: Array) -> None:
-    """Write a .binaryproto that every Caffe reads. image: of shape (C, H, W)."""
+    """Write an image of shape (C, H, W) as a .binaryproto that every Caffe version reads."""
     with path.open("wb") as file:
         file.writelines(blob_fields(image[None], legacy=True))
 
@@ -278,18 +278,18 @@ MOST_PATH_BYTES = 10_000
 class SolverState(NamedTuple):
     iteration: int
     learned_net: str
-    """The path of the weights on the host that trained them; empty if the file does not say it."""
+    """Path of the weights on the host that trained them; empty if the file does not state it."""
     current_step: int
-    """The number of steps passed of the policy multistep."""
+    """The number of stepvalues already passed, for lr_policy multistep."""
     history: list[Array]
-    """The solver's arrays: SGD has one for each parameter that is no copy, its momentum.
+    """The solver's arrays, in the net's order. SGD has one per unshared parameter, its momentum.
 
-    They have the net's order. Solvers with two arrays have all the first, then all the second.
+    Solvers with two arrays per parameter have all the first arrays, then all the second.
     """
 
 
 def read_solverstate(path: Path) -> SolverState:
-    """Read a .solverstate. Raises CaffeError (one line) if the file is damaged or no such file."""
+    """Read a .solverstate. Raises CaffeError (one line) if the file is damaged or not one."""
     wire = opened(path)
     numbers: dict[int, int] = {}
     learned_net, places = "", []

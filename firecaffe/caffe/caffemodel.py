@@ -1,4 +1,4 @@
-"""Trained weights in files: .caffemodel of every age, read and written, and HDF5, read.
+"""Files of trained weights: .caffemodel, read in each historical form and written; HDF5, read.
 
 Source: BVLC/caffe, src/caffe/net.cpp (CopyTrainedLayersFrom) and src/caffe/util/upgrade_proto.cpp;
 field numbers from a real Caffe.
@@ -71,7 +71,7 @@ def _layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
 
 
 def _check_blobs(path: Path, blobs: Sequence[Any]) -> None:
-    """Check that the blobs need no more bytes than the file has, as Caffe does not compress."""
+    """Check that the blobs need no more bytes than the file has, since Caffe does not compress."""
     for array in blobs:
         if array.dtype.kind not in "fiu" or array.external or array.is_virtual:
             raise CaffeError(f"{path}: {array.name} itself holds no numbers")
@@ -89,7 +89,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except ImportError:
         raise CaffeError(f"{path}: HDF5 files need h5py; pip install 'firecaffe[hdf5]'") from None
     try:
-        open_regular(path).close()  # HDF5's library would wait for a pipe
+        open_regular(path).close()  # a pipe would block HDF5's library
         with h5py.File(path, "r") as file:
             yield file
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError) as error:
@@ -105,7 +105,7 @@ MOST_MESSAGE_BYTES = 2**31 - 1
 
 
 class LayerForm(NamedTuple):
-    """The field numbers of a layer in one age; `inner` holds a layer of the age before."""
+    """Field numbers of a layer in one form of the file; `inner` holds a layer of the older form."""
 
     name: int
     blobs: int
@@ -127,8 +127,8 @@ class TrainedLayer(NamedTuple):
 def read(path: Path) -> dict[str, list[Array]]:
     """Read the blobs of each layer that has some, in Caffe's order and the file's shapes.
 
-    At most twice the file's size is held. If a name occurs twice, the last counts, as in Caffe.
-    Raises CaffeError (one line) if the file is damaged or no such file.
+    It takes at most twice the file's size in memory. If a name occurs twice, the last counts, as in
+    Caffe. Raises CaffeError (one line) if the file is damaged or not a file of weights.
     """
     if is_one(path):
         return weights(path)

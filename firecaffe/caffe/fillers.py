@@ -1,8 +1,8 @@
-"""Caffe's weight fillers, so that a network starts as its authors' file says.
+"""Caffe's weight fillers, so that a network is initialized as in its authors' file.
 
 fan_in is the number of inputs that one output sums: in_channels / groups x kernel height x kernel
-width for a convolution, in_features for a fully connected layer. fan_out is what Caffe divides by
-for the other direction: the number of weights over their second size. Source: Caffe's
+width for a convolution, in_features for a fully connected layer. fan_out is Caffe's counterpart for
+the backward direction: the number of weights over their second dimension. Source: Caffe's
 include/caffe/filler.hpp. Its xavier is Glorot and Bengio 2010, with fan_in alone unless
 variance_norm says otherwise; msra is He et al. 2015 (arXiv 1502.01852); bilinear is the upsampling
 of Long et al. 2015 (arXiv 1411.4038).
@@ -23,7 +23,7 @@ Fill = Callable[[Tensor], None]
 """A function that fills a tensor in place. On the meta device it does nothing."""
 
 LARGEST = 1e38
-"""The largest width of what is drawn; float32 ends at 3.4e38."""
+"""The largest bound of random values; float32 ends at 3.4e38."""
 
 VARIANCE_NORMS = ("FAN_IN", "FAN_OUT", "AVERAGE")
 
@@ -50,7 +50,7 @@ def uniform(low: float, high: float) -> Fill:
 
 
 def gaussian(std: float, mean: float = 0.0, sparse: int = -1) -> Fill:
-    """Fill with normal values. sparse: the mean number of nonzero inputs of an output; -1: all."""
+    """Fill with normal values. `sparse`: mean number of nonzero inputs per output; -1: all."""
 
     @torch.no_grad()
     def fill(weight: Tensor) -> None:
@@ -96,11 +96,11 @@ def bilinear(weight: Tensor) -> None:
 
 
 def filler(message: Message, default: float = 0.0) -> Fill:
-    """Return the filler that a message describes. `default` is the constant if it is empty."""
+    """Return the filler that a message describes. An empty one is constant, `default`."""
     kind = message.text("type", "constant")
     if kind not in FILLERS:
         raise message.error(f'there is no filler "{kind:.40}"; known: {", ".join(FILLERS)}', "type")
-    message.ignore(*WORDS)  # Caffe also ignores those that a filler does not use
+    message.ignore(*WORDS)  # Caffe also ignores the fields that a filler does not use
     if not message.fields:
         return constant(default)
     return FILLERS[kind](message)

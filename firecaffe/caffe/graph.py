@@ -1,7 +1,7 @@
 """The graph of a net: the layers of a phase as steps in the file's order. No torch is needed.
 
-A layer in place overwrites a blob that it takes. Later layers take the overwritten blob. Those
-of data are no modules: their tops are the net's inputs, and data sets replace them.
+An in-place layer overwrites its bottom; later layers take the new values. Data layers are not
+modules: their tops are the net's inputs, and data sets replace them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ class NetState:
 def layers_of(
     net: Message, phase: str, stages: Sequence[str] = (), level: int = 0
 ) -> list[Message]:
-    """Return a phase's layers in the file's order, as objects of `net`, which is in today's form.
+    """Return a phase's layers in the file's order, as objects of `net`, which is in current form.
 
     `stages` are added to those of the net's `state`. `level` replaces its level if not 0, as in
     Caffe's solver. Raises CaffeError if a layer has both include and exclude. Checked against
@@ -38,7 +38,7 @@ def layers_of(
 
 
 def phase_of(layer: Message, phase: str) -> str:
-    """Return the phase that a layer runs in: its own, or else the net's. It does not filter."""
+    """Return the phase in which a layer runs: its own, or else the net's. It selects no layers."""
     return layer.choice("phase", PHASES, phase)
 
 
@@ -51,7 +51,7 @@ def _is_in(layer: Message, state: NetState) -> bool:
 
 
 def _meets(rule: Message, state: NetState) -> bool:
-    """Whether all conditions hold. All are read, so that none counts as not understood."""
+    """Whether all conditions hold. All are read, so that none is reported as unread."""
     no_bound = state.level
     return all(
         (
@@ -67,16 +67,16 @@ def _meets(rule: Message, state: NetState) -> bool:
 MOST_NAMED = 12
 
 FRESH = ("BatchNorm", "Bias", "Concat", "Convolution", "Eltwise", "InnerProduct", "Scale")
-"""Types with a new top that their gradient does not need, so a ReLU behind may overwrite it."""
+"""Types whose gradient does not need their (new) top, so that a ReLU may overwrite it."""
 
 
 @dataclass(frozen=True)
 class GivenBlob:
-    """A blob that the net is given: a top of a layer that reads samples."""
+    """An input of the net: a top of a layer that reads samples."""
 
     blob: str
     shape: Shape | None
-    """The shape; None if the file does not say it."""
+    """The shape; None if the file does not state it."""
     layer: Message
     is_first: bool
     """Whether it is its layer's first top: the samples, not their targets."""
@@ -94,7 +94,7 @@ class GraphStep:
     loss_weights: tuple[float, ...]
     """The loss weight of each top; 0 if it is no loss."""
     may_overwrite: bool
-    """Whether it works in place and nobody else needs the overwritten values."""
+    """Whether it works in place and no other step needs the overwritten values."""
 
     @property
     def is_loss(self) -> bool:
@@ -118,7 +118,7 @@ class Graph:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The losses and the blobs that no later layer takes, in the order of first writing."""
+        """The losses and the blobs that no later layer takes, in the order of their first write."""
         written: dict[str, bool] = {source.blob: True for source in self.sources}
         losses = set()
         for step in self.steps:
@@ -192,7 +192,7 @@ SOURCES: dict[str, Callable[[Message], list[Shape | None]]] = {
 
 
 def shapes_of(layer: Message) -> list[Shape | None]:
-    """Return the shape of each top of a data layer; None if the file does not say it."""
+    """Return the shape of each top of a data layer; None if the file does not state it."""
     tops = layer.texts("top")
     kind = layer.text("type")
     shapes = SOURCES[kind](layer) if kind in SOURCES else []
@@ -202,7 +202,7 @@ def shapes_of(layer: Message) -> list[Shape | None]:
 
 
 def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
-    """Read a phase's graph. Raises CaffeError, with all lines of layers of unknown types."""
+    """Read a phase's graph. Raises CaffeError, which lists all layers of unknown types."""
     _check_types(layers, kinds)
     sources: list[GivenBlob] = []
     steps: list[GraphStep] = []
@@ -250,7 +250,7 @@ def read_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, Graph]:
 def both_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, list[Message]]:
     """Return the layers of TRAIN and of TEST. Raises CaffeError.
 
-    If no layer reads samples in a phase, the file is for the other one, whose layers it gets.
+    A phase in which no layer reads samples gets the layers of the other phase.
     """
     layers = {phase: layers_of(net, phase) for phase in PHASES}
     there = {

@@ -1,4 +1,4 @@
-"""Run a net's judging layers: its losses, its accuracies and all that needs the targets."""
+"""The judges of a net: its losses, its accuracies, and all other layers that need targets."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,12 +27,12 @@ class Judged:
     targets: tuple[GivenBlob, ...]
     """The targets: all tops of the data layers but the first."""
     softmax: GraphStep | None = None
-    """The Softmax at the end of a net without judges. It is no part of `network`, as a task takes
+    """The Softmax at the end of a net without judges. It is not in `network`, since a task takes
     the values before it."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The targets with one number per sample, as far as the file says their shape."""
+        """The targets with one number per sample, as far as the file states their shape."""
         shaped = [(target.blob, target.shape) for target in self.targets]
         return tuple(blob for blob, shape in shaped if shape and prod(shape[1:]) == 1)
 
@@ -82,7 +82,7 @@ Values = dict[str, Tensor]
 
 
 class Judge:
-    """The judging layers of one phase. A module is made when its bottoms' shapes are known."""
+    """The judges of one phase. Their modules are made once their bottoms' shapes are known."""
 
     def __init__(self, net: Message, phase: str, parts: Judged) -> None:
         self.net, self.phase, self.parts = net, phase, parts
@@ -99,7 +99,7 @@ class Judge:
         )
 
     def loss(self, blobs: Blobs, targets: Any) -> Tensor:
-        """Return the sum of the weighted losses. blobs: the network's outputs, by name."""
+        """Return the weighted sum of the losses. `blobs`: the network's outputs, by name."""
         values = self._run(blobs, targets, lambda step: step.type != "Accuracy")
         total: Tensor | None = None
         for step in self.parts.losses:
@@ -112,7 +112,7 @@ class Judge:
         return total
 
     def sums(self, step: GraphStep, blobs: Blobs, targets: Any) -> Tensor:
-        """Count an accuracy's labels among the top values, and all that count: int64 (2,)."""
+        """Return an accuracy's number of correct labels and of labels that count, int64 (2,)."""
         values = self._run(
             blobs, targets, lambda other: other.type != "Accuracy" and not other.is_loss
         )
@@ -177,8 +177,8 @@ def _detached(value: Tensor, goes: bool) -> Tensor:
 def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
     """Read the judges of TRAIN and of TEST. Raises CaffeError if the file is no net or has no loss.
 
-    A phase without a loss or an accuracy uses those of the other whose blobs it has. If no phase
-    has an accuracy, one is made for a main loss of type SoftmaxWithLoss.
+    If TEST has no loss or no accuracy, it uses those of TRAIN whose blobs it has. If no phase has
+    an accuracy, one is made for a main loss of type SoftmaxWithLoss.
     """
     net, _ = current(where if isinstance(where, Message) else text.read(where))
     train, test = map(judged, read_phases(net, LAYERS).values())
@@ -198,7 +198,7 @@ def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
 
 
 def no_means(judge: Judge) -> list[str]:
-    """List the losses where a batch's loss is not the mean of its parts' losses, one line each."""
+    """Describe, a line each, the losses that are not the mean of the losses of a batch's parts."""
     lines = []
     for step in judge.parts.losses:
         if step.type in DEFAULTS:

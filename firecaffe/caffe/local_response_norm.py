@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class LocalResponseNorm(nn.Module):
-    """Normalize (batch, channels, height, width) across channels. The shape stays."""
+    """Normalize (batch, channels, height, width) across channels. The shape is kept."""
 
     def __init__(
         self, size: int = 5, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
@@ -20,8 +20,8 @@ class LocalResponseNorm(nn.Module):
         self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        # On four dimensions torch uses avg_pool3d, whose backward on CUDA adds in no fixed order.
-        # On three it uses avg_pool2d, whose order is fixed. The sum over channels is the same.
+        # For four dimensions, torch uses avg_pool3d, whose backward on CUDA adds in no fixed order.
+        # For three, it uses avg_pool2d, whose order is fixed. The sum over channels is the same.
         x_BCN = x_BCHW.flatten(2)
         y_BCN: Tensor = F.local_response_norm(x_BCN, self.size, self.alpha, self.beta, k=self.k)
         return y_BCN.reshape(x_BCHW.shape)
@@ -31,9 +31,9 @@ class LocalResponseNorm(nn.Module):
 
 
 class LocalResponseNormWithinChannel(nn.Module):
-    """Compute x / (1 + alpha * mean of x^2 around it) ^ beta, over size x size places of a channel.
+    """Compute x / (1 + alpha * mean of x^2) ^ beta, with a mean over size x size pixels around it.
 
-    Places beyond the edge count as 0, as in Caffe's LRN with norm_region WITHIN_CHANNEL.
+    Pixels beyond the edge count as 0, as in Caffe's LRN with norm_region WITHIN_CHANNEL.
     """
 
     def __init__(self, size: int, alpha: float, beta: float) -> None:

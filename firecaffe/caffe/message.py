@@ -1,7 +1,7 @@
-"""The contents of a Caffe file: named values in their order, each with its line.
+"""The content of a Caffe file: named values in file order, each with its line.
 
-There is no schema. Whoever asks for a value says of which kind it must be. Fields that nobody asked
-for were not understood. They can be listed, so nothing is dropped silently.
+There is no schema: code that reads a value states its kind. Fields that no code has read were not
+understood. They can be listed, so nothing is dropped silently.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ FLAGS = {"true": True, "t": True, "True": True, "false": False, "f": False, "Fal
 
 
 class CaffeError(RecipeError):
-    """A Caffe file is damaged or says something impossible. The text names file and line."""
+    """Error in a Caffe file: damage, or an impossible value. The text names file and line."""
 
 
 class Word(str):
-    """An unquoted value that is no number: a member of an enum, true or false."""
+    """An unquoted value that is not a number: a member of an enum, true or false."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ class Field(NamedTuple):
 
 
 class Message:
-    """Fields in the file's order, and which of their names have been asked for."""
+    """Fields in the file's order, and the names of fields that have been read."""
 
     __slots__ = ("_asked", "fields", "line", "where")
 
@@ -51,7 +51,7 @@ class Message:
         return self._asked
 
     def error(self, what: str, line: int | str | None = None) -> CaffeError:
-        """Return an error at a line, or at that of the field with a name; None: the message's."""
+        """Return an error at a line, or at the line of a named field; None: the message's line."""
         place = self.line if line is None else line
         place = self.line_of(place) if isinstance(place, str) else place
         return CaffeError(f"{self.where}{f':{place}' if place else ''}: {printable(what)}")
@@ -69,7 +69,7 @@ class Message:
         )
 
     def messages(self, name: str) -> list[Message]:
-        """Return all messages of that name. All readers here raise CaffeError for a wrong kind."""
+        """Return all messages of that name. All readers raise CaffeError for another kind."""
         messages = []
         for field in self.all(name):
             if not isinstance(field.value, Message):
@@ -98,7 +98,7 @@ class Message:
         return values
 
     def integer(self, name: str, default: int = 0) -> int:
-        """Return the last one: protobuf's rule for a value that is given twice."""
+        """Return the last value: protobuf's rule for a field that occurs twice."""
         return (self.integers(name) or [default])[-1]
 
     def numbers(self, name: str) -> list[float]:
@@ -140,7 +140,7 @@ class Message:
         return values
 
     def choice(self, name: str, members: Sequence[str], default: str) -> str:
-        """Return an enum member, given by name or by its place in `members` ("" is none)."""
+        """Return an enum member, given by name or by its index in `members` ("" is none)."""
         return (self.choices(name, members) or [default])[-1]
 
     def choices(self, name: str, members: Sequence[str]) -> list[str]:
@@ -155,14 +155,14 @@ class Message:
         return values
 
     def ignore(self, *names: str) -> None:
-        """Mark names as read that have no effect here, with all the fields of their messages."""
+        """Mark fields without effect as read, with all fields of their messages."""
         self.asked.update(names)
         for field in self.fields:
             if field.name in names and isinstance(field.value, Message):
                 field.value.ignore(*(inner.name for inner in field.value.fields))
 
     def unread(self, path: str = "") -> Iterator[tuple[str, int]]:
-        """Yield path and line of each field nobody asked for, here and in the messages below."""
+        """Yield path and line of each unread field, here and in inner messages."""
         for field in self.fields:
             name = f"{path}.{field.name}" if path else field.name
             if field.name not in self.asked:
@@ -175,7 +175,7 @@ class Message:
 
 
 def _is_whole(value: object) -> TypeGuard[int | float]:
-    """Whether it is a whole number of at most 64 bits; "1.0" is one too."""
+    """Whether `value` is a whole number of at most 64 bits, such as 1.0."""
     return isinstance(value, int | float) and value == value // 1 and -INT64 <= value < INT64
 
 

@@ -26,7 +26,7 @@ class Multipliers(NamedTuple):
 
 
 def blobs_of(kind: Kind, module: nn.Module) -> dict[str, Tensor]:
-    """Return a layer's parameters and buffers in the order of Caffe's blobs, by module name."""
+    """Return a layer's parameters and buffers in the order of Caffe's blobs, by torch name."""
     tensors = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
@@ -35,7 +35,7 @@ def blobs_of(kind: Kind, module: nn.Module) -> dict[str, Tensor]:
 
 
 def share(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
-    """Let params of one name share the first's tensor. Raises CaffeError if their shapes differ."""
+    """Let params of the same name share a tensor. Raises CaffeError if their shapes differ."""
     owners: dict[str, tuple[Tensor, Call]] = {}
     for call in calls:
         blobs = blobs_of(call.step.kind, modules[call.module])
@@ -55,7 +55,7 @@ def share(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
 
 
 def tie(kind: Kind, module: nn.Module, other: nn.Module) -> bool:
-    """Give a module the tensors of another one of the same layer. Return whether they fit."""
+    """Replace a module's tensors by those of `other`, the same layer. Return whether they fit."""
     blobs, others = blobs_of(kind, module), blobs_of(kind, other)
     if [(n, t.shape) for n, t in blobs.items()] != [(n, t.shape) for n, t in others.items()]:
         return False
@@ -72,7 +72,7 @@ def put(module: nn.Module, name: str, tensor: Tensor) -> None:
 def multipliers(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> dict[str, Multipliers]:
     """Return every parameter's multipliers, by its name in the net.
 
-    A shared parameter has those of the first layer that says some. Raises CaffeError if layers
+    A shared parameter has those of the first layer that sets them. Raises CaffeError if layers
     disagree, or if one has more `param` than blobs.
     """
     names: dict[Tensor, str] = {}
@@ -112,7 +112,7 @@ class Loaded:
     filled: list[str] = field(default_factory=list)
     tensors: list[str] = field(default_factory=list)
     fresh: list[str] = field(default_factory=list)
-    """Layers with blobs that keep their fillers' values."""
+    """Layers whose blobs keep the values of their fillers."""
     unused: list[str] = field(default_factory=list)
 
 
@@ -121,7 +121,7 @@ def load(
     modules: Mapping[str, nn.Module],
     blobs: Mapping[str, Sequence[Tensor | Array]],
 ) -> Loaded:
-    """Fill layers from the blobs of their names. Raises CaffeError (shapes; a name of two)."""
+    """Fill layers with the blobs of their name. Raises CaffeError (shapes; an ambiguous name)."""
     loaded = Loaded()
     seen: set[str] = set()
     by_name: dict[str, Call] = {}
@@ -168,7 +168,7 @@ def _check_fits(
 
 
 def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
-    """Drop leading ones. Blobs in older files have them, as they always have four sizes."""
+    """Drop leading ones, which blobs in older files have, since these always have four sizes."""
     sizes = list(shape)
     while sizes and sizes[0] == 1:
         sizes.pop(0)
@@ -191,7 +191,7 @@ class Net(nn.Module):
     """
 
     inputs: list[str]
-    """The blobs that the net is given, in the file's order: tops of layers that read samples."""
+    """The input blobs, in the file's order: tops of layers that read samples."""
     outputs: list[str]
     """The blobs that forward returns: the losses, and the blobs that no later layer takes."""
     losses: dict[str, float]
@@ -270,7 +270,7 @@ class Net(nn.Module):
         return {blob: by_blob[blob] for blob in self.outputs if blob in by_blob}
 
     def loss(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        """Return the weighted sum of the losses among the outputs. Raises CaffeError if none is."""
+        """Return the weighted sum of the losses in `outputs`. Raises CaffeError without any."""
         parts = [
             outputs[blob].sum() * weight for blob, weight in self.losses.items() if blob in outputs
         ]
@@ -282,7 +282,7 @@ class Net(nn.Module):
         return torch.stack(parts).sum()
 
     def load(self, blobs: Mapping[str, Sequence[Tensor | Array]]) -> Loaded:
-        """Fill layers with the blobs of their names. Raises CaffeError if the shapes differ."""
+        """Fill layers with the blobs of their name. Raises CaffeError if the shapes differ."""
         modules = {call.module: self.get_submodule(call.module) for call in self._calls}
         return load(self._calls, modules, blobs)
 

@@ -1,8 +1,8 @@
 """Reads and writes protobuf's text format without a schema: the format of .prototxt files.
 
-Source: "Text Format Language Specification", protobuf.dev/reference/protobuf/textformat-spec. Where
-it leaves a choice, the parser does what protobuf's C++ parser, which Caffe uses, does. The bytes of
-a file, its values and their nesting are bounded.
+Source: "Text Format Language Specification", protobuf.dev/reference/protobuf/textformat-spec. If it
+leaves a choice, this parser follows protobuf's C++ parser, which Caffe uses. The bytes of a file,
+its values and their nesting are bounded.
 """
 
 import math
@@ -20,7 +20,7 @@ MOST_DEPTH = 50
 MOST_DIGITS = 400
 MOST_STRING_BYTES = 20_000
 MOST_WIDE_BYTES = 250_000
-"""The most bytes in strings that are not ASCII, which may need four times as much memory."""
+"""The maximum bytes of strings that are not ASCII, which may take four times as much memory."""
 
 TOKEN = re.compile(
     rb"""(?P<string>"[^"\\\n]*+(?:\\[^\n][^"\\\n]*+)*+" | '[^'\\\n]*+(?:\\[^\n][^'\\\n]*+)*+')
@@ -44,7 +44,7 @@ ESCAPES = {
     **{sign: sign for sign in "\\'\"?"},
 }
 LATIN_1 = {0xDC00 + byte: byte for byte in range(128, 256)}
-"""A map to Latin-1 from the characters by which "surrogateescape" replaces single bytes."""
+"""Map from the characters by which "surrogateescape" replaces bytes to Latin-1."""
 
 
 class Token(NamedTuple):
@@ -57,7 +57,7 @@ class Token(NamedTuple):
 
 
 def decoded(content: bytes) -> str:
-    """Decode UTF-8. Other bytes, as in Chinese comments in GBK, are read as Latin-1."""
+    """Decode UTF-8. Other bytes, such as comments in GBK, are read as Latin-1."""
     return content.decode(errors="surrogateescape").translate(LATIN_1)
 
 
@@ -83,7 +83,7 @@ def read(path: Path) -> Message:
 
 
 def parse(text: str | bytes, where: str = "prototxt") -> Message:
-    """Parse a text; `where` names it in errors. Raises CaffeError with the line of the fault."""
+    """Parse a text; errors call it `where`. Raises CaffeError with the line of the fault."""
     content = text.encode(errors="replace") if isinstance(text, str) else text
     return _Parser(content.removeprefix(BYTE_ORDER_MARK), where).message(1, b"", 0)
 

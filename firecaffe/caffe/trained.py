@@ -1,7 +1,7 @@
 """A Caffe net as a module with its trained weights, and its deploy.prototxt.
 
-Losses, accuracies and all else that needs a label belong to the task (`tasks/caffe.py`), which
-takes its blobs from these layers. The net has two graphs, TRAIN and TEST, over the same weights.
+Losses, accuracies and all other layers that need labels belong to the task (`tasks/caffe.py`),
+which takes blobs of this network. The net has two graphs, TRAIN and TEST, over the same weights.
 The module's mode selects the graph that runs.
 
 deploy.prototxt has an Input layer instead of the data layers, the layers of TEST that lead to the
@@ -37,7 +37,7 @@ from firecaffe.caffe.upgrade import current
 
 @dataclass(frozen=True)
 class Heads:
-    """The output of a network whose losses and accuracies take several blobs, in TRAIN or TEST."""
+    """The output of a network whose losses and accuracies take several blobs."""
 
     blobs: dict[str, Tensor]
     main: str
@@ -70,7 +70,7 @@ _pytree.register_pytree_node(
 
 @dataclass(frozen=True)
 class PredictionPath:
-    """The part of a network, in TEST, that leads from `source` to `blob`, its prediction."""
+    """The part of the TEST graph that leads from `source` to `blob`, the prediction."""
 
     name: str
     source: str
@@ -79,15 +79,15 @@ class PredictionPath:
     calls: tuple[Call, ...]
     blob: str
     loss: GraphStep | None
-    """The main loss; of a net without losses the Softmax at its end."""
+    """The main loss, or the Softmax at the end of a net without losses."""
 
 
 class TrainedNet(nn.Module):
-    """A network from samples to the blob that losses and accuracies take, or Heads if several.
+    """A network from samples to the blob that losses and accuracies take, or to Heads of several.
 
     Args:
-        where: A prototxt file, or its parsed message. CaffeError says what is wrong with it.
-        input_CHW: The shape of one sample, if the file does not say it, or to replace it.
+        where: A prototxt file, or its parsed message. Raises CaffeError if it is invalid.
+        input_CHW: The shape of one sample: required if the file has none, else replaces it.
     """
 
     def __init__(self, where: str | Path | Message, input_CHW: Sequence[int] | None = None) -> None:
@@ -151,7 +151,7 @@ class TrainedNet(nn.Module):
 def _wanted(
     net: Message, parts: dict[str, Judged]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """Return the blobs of each phase, and its main one: the main loss's, or else the first."""
+    """Return the output blobs of each phase, and its main one: the main loss's, else the first."""
     train, test = parts["TRAIN"], parts["TEST"]
     made = {
         phase: {top for step in of_phase.network for top in step.tops}
@@ -207,8 +207,8 @@ def _check_not_overwritten(graph: Graph, parts: Judged) -> None:
 
 
 def _tie(train: Assembled, test: Assembled) -> None:
-    """Give a layer that is in the file once per phase one set of weights."""
-    by_name = {call.step.name: call for call in train.calls}  # the n-th of a name with the n-th
+    """Give a layer that the file has once per phase a single set of weights."""
+    by_name = {call.step.name: call for call in train.calls}  # ties the n-th of a name
     for call in test.calls:
         other = by_name.get(call.step.name)
         if other is None or other.module == call.module:
@@ -236,7 +236,7 @@ class Deployed(NamedTuple):
 
 
 def deployed(network: TrainedNet) -> Deployed:
-    """Build both files' contents. Raises CaffeError if a layer is not as in its prototxt."""
+    """Build the contents of both files. Raises CaffeError if a layer differs from its prototxt."""
     answer = network.answering()
     fields = [Field("name", answer.name, 0)] if answer.name else []
     shape = Message([Field("dim", size, 0) for size in answer.shape])

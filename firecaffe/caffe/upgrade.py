@@ -1,6 +1,6 @@
-"""Converts nets of every age to today's form, as Caffe does when it loads them.
+"""Converts nets in older forms (V0, V1) to the current form, as Caffe does when it loads them.
 
-Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp, and what a real Caffe makes of such files.
+Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp, and the conversions of a real Caffe.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from firecaffe.caffe.message import Field, Message, Word, printable
 
 
 class Old(NamedTuple):
-    """A layer type's name in the V1 form, the message of its fields, and their new names there."""
+    """A V0 type's name in V1, the message of its fields, and their names in that message."""
 
     type: str
     param: str = ""
@@ -23,7 +23,7 @@ def _same(*names: str) -> dict[str, str]:
 
 
 def _pairs(words: str) -> dict[str, str]:
-    """Read NAME=Today … as a dict."""
+    """Read "OLD=New …" as a dict."""
     return dict(pair.split("=") for pair in words.split())
 
 
@@ -69,7 +69,7 @@ V0_TRANSFORM = {"meanfile": "mean_file", "cropsize": "crop_size", **_same("scale
 
 
 def in_v1(net: Message, layers: Sequence[Message]) -> list[Message]:
-    """Convert layers to the V1 form. Fields that a type lacks stay and count as not understood."""
+    """Convert layers to the V1 form. Fields that a type lacks are kept, and reported as unread."""
     for layer in layers:
         if not layer.has("layer"):
             raise layer.error("layers without layer { … } beside some that have it")
@@ -145,12 +145,12 @@ V1_NAMES = _pairs("""
     ARGMAX=ArgMax THRESHOLD=Threshold DUMMY_DATA=DummyData SLICE=Slice MVN=MVN ABSVAL=AbsVal
     SILENCE=Silence CONTRASTIVE_LOSS=ContrastiveLoss EXP=Exp DECONVOLUTION=Deconvolution
 """)
-"""Members of a real Caffe's enum in its order, from 0, with today's names."""
+"""Members of a real Caffe's enum in order, from 0, with their current names."""
 FORKS = _pairs("""
     CROP=Crop INTERP=Interp NORMALIZE=Normalize PRELU=PReLU PYTHON=Python RESHAPE=Reshape
     ROI_POOLING=ROIPooling SMOOTH_L1_LOSS=SmoothL1Loss
 """)
-"""Members that forks added, with today's names. Their numbers differed between forks."""
+"""Members that forks added, with their current names. Numbers differ between forks."""
 NAMES = V1_NAMES | FORKS
 BY_NUMBER = dict(enumerate(V1_NAMES.values()))
 PER_BLOB = ("param", "blob_share_mode", "blobs_lr", "weight_decay")
@@ -164,7 +164,7 @@ V1_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 
 
 def in_current(layers: Message) -> Message:
-    """Convert a layer to today's form. An unknown type stays. Raises CaffeError on wrong values."""
+    """Convert a layer to current form. Keeps unknown types. Raises CaffeError on wrong values."""
     fields = [field for field in layers.fields if field.name not in (*PER_BLOB, "type")]
     kind = ""
     for field in layers.all("type"):
@@ -226,9 +226,9 @@ BATCH_NORM_BLOBS = 3
 
 
 def current(net: Message) -> tuple[Message, list[str]]:
-    """Return the net in today's form, with the file's lines, and a line about each kind of change.
+    """Return the net in current form, with the file's lines, and a note on each kind of change.
 
-    Fields that are not understood stay in place. Raises CaffeError if Caffe would refuse the net.
+    Fields that are not understood are kept. Raises CaffeError if Caffe would refuse the net.
     """
     fields, notes = _layers(net)
     fields, more_notes = _inputs(net, fields)
@@ -259,7 +259,7 @@ def _layers(net: Message) -> tuple[list[Field], list[str]]:
 
 
 def _inputs(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
-    """Replace `input` by an Input layer at the front. Surplus sizes stay as they are."""
+    """Replace `input` by an Input layer at the front. Surplus shapes are kept."""
     names = net.all("input")
     if not names:
         return fields, []
@@ -290,7 +290,7 @@ def _are_given(names: list[Field], fields: list[Field]) -> bool:
 
 
 def _shapes(net: Message, num_inputs: int) -> tuple[list[Field], list[Field]]:
-    """Return each input's `shape { dim … }` and the fields used; none if the net says no shape."""
+    """Return each input's `shape { dim … }`, and the fields used; none if the net has no shape."""
     shapes = net.all("input_shape")[:num_inputs]
     dims = net.all("input_dim")[: 4 * num_inputs]
     if shapes and len(shapes) < num_inputs:
@@ -309,7 +309,7 @@ def _shapes(net: Message, num_inputs: int) -> tuple[list[Field], list[Field]]:
 
 
 def _batch_norms(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
-    """Set the multipliers of BatchNorm's three blobs to 0. Today's Caffe always fixes them."""
+    """Set the multipliers of BatchNorm's three blobs to 0, as the current Caffe always does."""
     changed, notes = [], []
     for field in fields:
         layer = field.value

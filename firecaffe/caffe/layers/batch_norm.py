@@ -1,8 +1,8 @@
 """Normalizations: BatchNorm, the BN of two forks, Normalize, MVN and LRN.
 
-BN is PSPNet's and ICNet's (github.com/hszhao/PSPNet), which keeps averages and whose variance
-divides by the number of values; or SegNet's and ENet's (github.com/alexgkendall/caffe-segnet),
-which keeps none. They differ in fields and blobs. Normalize is from SSD's fork
+BN has two forms, with different fields and blobs. PSPNet's and ICNet's (github.com/hszhao/PSPNet)
+keeps averages, and its variance divides by the number of values. SegNet's and ENet's
+(github.com/alexgkendall/caffe-segnet) keeps none. Normalize is from SSD's fork
 (github.com/weiliu89/caffe), after ParseNet (arXiv 1506.04579, section 3.2). MVN, with eps outside
 the root, is from caffe.berkeleyvision.org/doxygen/classcaffe_1_1MVNLayer.html.
 """
@@ -22,15 +22,15 @@ class BatchNorm(nn.Module):
     """Subtract the mean of (batch, channels, …) and divide by the deviation; weights are in Scale.
 
     Caffe's three blobs, here buffers, are sums: of means, of variances, and of their weights. Each
-    batch turns a sum S into kept * S + its own. The statistics in use are the first two sums over
-    the third. As this is linear, training (gradients/buffers.py) may keep the mean of the changes
-    of a step's micro-batches. That is the same for any number of workers, and Caffe's result if the
-    micro-batch is the batch.
+    batch updates a sum S to kept * S + its own value. The statistics are the first two sums over
+    the third. As the update is linear, training (gradients/buffers.py) may apply the mean of the
+    updates of a step's micro-batches. The result is the same for any number of workers, and equals
+    Caffe's if the micro-batch is the batch.
 
     Args:
         kept: moving_average_fraction, the share of the sums kept from batch to batch.
         eps: The number added to a variance.
-        uses_sums: Whether it uses the sums, not the batch. None: if not training.
+        uses_sums: Whether to normalize by the sums, not by the batch. None: if not training.
     """
 
     mean: Tensor
@@ -90,8 +90,8 @@ OWN_EPS = 1e-9
 class AveragedBN(nn.Module):
     """PSPNet's BN of (B, C, H, W), with blobs of (1, C, 1, 1).
 
-    Training uses the batch's statistics, and inference their averages, of which each batch keeps a
-    share of `momentum`. If frozen, it always uses the averages, and nothing is trained.
+    Training uses the batch's statistics, inference moving averages of them; `momentum` is the share
+    of an average that a batch keeps. If frozen, averages are always used, and nothing is trained.
     """
 
     weight: Tensor
@@ -122,7 +122,7 @@ class AveragedBN(nn.Module):
 
 
 class OwnBN(nn.Module):
-    """SegNet's BN of (B, C, H, W). It always uses the batch's own mean and variance."""
+    """SegNet's BN of (B, C, H, W). It always uses the batch's mean and variance."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def normalized(
     mean: Tensor | None = None,
     variance: Tensor | None = None,
 ) -> Tensor:
-    # Unlike functional.batch_norm it accepts planes of one value, as after global pooling.
+    # Unlike functional.batch_norm, it accepts planes of one value, as after global pooling.
     return torch.batch_norm(
         planes,
         weight.flatten(),
@@ -195,7 +195,7 @@ class Normalize(nn.Module):
     def __init__(
         self, channels: int, across_spatial: bool, channel_shared: bool, eps: float
     ) -> None:
-        """channel_shared: Use one scale, of shape (), for all channels; otherwise (C,)."""
+        """channel_shared: Use one scale of shape () for all channels, not a scale of shape (C,)."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(() if channel_shared else (channels,)))
         self.across_spatial, self.eps = across_spatial, eps

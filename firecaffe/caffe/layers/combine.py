@@ -1,8 +1,8 @@
 """Layers that combine, split or reduce blobs: Eltwise, Concat, Slice, ArgMax, Tile and others.
 
-BatchReindex and Filter select samples by another bottom. Source: Caffe's API documentation
+BatchReindex and Filter select samples by a second bottom. Source: Caffe's API documentation
 (caffe.berkeleyvision.org/doxygen), ArgMaxLayer, BatchReindexLayer, FilterLayer, ReductionLayer and
-TileLayer. Which of two equal values ArgMax returns was measured.
+TileLayer. ArgMax's choice between equal values was measured.
 """
 
 import math
@@ -39,7 +39,7 @@ class Sum(nn.Module):
 
 
 class Maximum(nn.Module):
-    """The largest elements. As in Caffe, a tie's gradient goes to one bottom; torch splits it."""
+    """Element-wise maximum. As in Caffe, a tie's gradient goes to one bottom; torch splits it."""
 
     def forward(self, first: Tensor, *others: Tensor) -> Tensor:
         largest, *further = first, *others
@@ -145,7 +145,7 @@ OPERATIONS = ("", "SUM", "ASUM", "SUMSQ", "MEAN")
 
 
 class ArgMax(nn.Module):
-    """The places of the largest values, or the values. Of equal values the last comes first.
+    """Indices of the largest values, or the values themselves. Of equal values, the last is first.
 
     Without an axis, each sample is flattened. The top is (B, 1, top_k), or (B, 2, top_k) with the
     values in the second row, followed by axes of size 1 up to the bottom's number of axes.
@@ -223,14 +223,14 @@ def tile(spec: Spec) -> Tile:
 
 
 class BatchReindex(nn.Module):
-    """Select samples of (B, …) by (N,) places in the batch. A sample may occur several times."""
+    """Select samples of (B, …) by indices (N,) in the batch. A sample may occur several times."""
 
     def forward(self, values: Tensor, places: Tensor) -> Tensor:
         return values[places.long()]
 
 
 class Filter(nn.Module):
-    """Keep samples for which the last bottom, (B, 1, …), is not 0; on the meta device, all."""
+    """Keep the samples for which the last bottom, (B, 1, …), is not 0; on the meta device, all."""
 
     def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
         *values, selector = bottoms

@@ -1,9 +1,9 @@
 """SSD's layers (arXiv 1512.02325): PriorBox (section 2.2) and DetectionOutput.
 
-Codes, thresholds and order are those of its fork (github.com/weiliu89/caffe). PriorBox makes for
-each min_size its square, then the square of sqrt(min · max), then the aspect ratios in the file's
+Codes, thresholds and order are those of SSD's fork (github.com/weiliu89/caffe). For each min_size,
+PriorBox makes its square, then the square of sqrt(min · max), then the aspect ratios in the file's
 order, each followed by its inverse if `flip`. DetectionOutput keeps the best of the boxes that
-overlap; of equal scores, the first box comes first, then the first label.
+overlap; equal scores are ordered by box, then by label.
 """
 
 import math
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
 
 EQUAL = 1e-6
-"""Aspect ratios that differ by less are equal."""
+"""Aspect ratios that differ by less count as equal."""
 
 
 class PriorBox(nn.Module):
     """Make (1, 2, H · W · boxes · 4): x1, y1, x2, y2 as shares of the image, and their variances.
 
-    `sizes` are width and height of each box, `image` and `step` height and width, all in pixels. If
-    `image` is 0, the images' size is used; if `step` is 0, the image's size over the planes'.
+    `sizes` are (width, height) of each box, `image` and `step` are (height, width), all in pixels.
+    `image` 0: the size of the images. `step` 0: the image's size over that of the planes.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ def box_sizes(spec: Spec) -> list[tuple[float, float]]:
 
 
 def aspect_ratios(spec: Spec) -> list[float]:
-    """Return the aspect ratios except 1, which min_size has."""
+    """Return the aspect ratios except 1, the ratio of min_size itself."""
     ratios = [1.0]
     flip = spec.param.flag("flip", True)
     for ratio in spec.param.numbers("aspect_ratio"):
@@ -149,20 +149,20 @@ class Rules:
     confidence_threshold: float
     nms_threshold: float
     eta: float
-    """The factor of the threshold after each kept box, while the threshold is above 0.5."""
+    """Factor applied to the threshold after each kept box, while the threshold is above 0.5."""
     top_k: int
-    """The most boxes of a class before overlaps are removed; below 0, all."""
+    """The maximum boxes of a class before overlaps are removed; below 0: all."""
     keep_top_k: int
-    """The most boxes of an image after that; below 0, all."""
+    """The maximum boxes of an image after overlaps are removed; below 0: all."""
 
 
 class DetectionOutput(nn.Module):
     """Return (1, 1, N, 7): image, label, confidence, x1, y1, x2, y2 for each box.
 
-    Rows are sorted by image, label and falling confidence. N depends on the values. Without any box
-    there is a row per image: its number and -1s. On the meta device N is the most possible, which
-    keep_top_k limits for each image. The bottoms are locations (B, boxes · 4), or · classes if not
-    shared; confidences (B, boxes · classes), as Flatten gives them; priors (1, 2, boxes · 4).
+    Rows are sorted by image, label and descending confidence. N depends on the values. If there is
+    no box, each image has one row: its number and -1s. On the meta device, N is the maximum, which
+    keep_top_k limits per image. The bottoms are locations (B, boxes · 4), or times classes if not
+    shared; confidences (B, boxes · classes), as from Flatten; priors (1, 2, boxes · 4).
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -220,7 +220,7 @@ def decoded(codes: Tensor, priors: Tensor, rules: Rules) -> Tensor:
 
 @dataclass(frozen=True)
 class Candidates:
-    """The boxes of each label by falling score and whether they count, (B, labels, K) each."""
+    """The boxes of each label by descending score, and whether they count: (B, labels, K) each."""
 
     box: Tensor
     score: Tensor
@@ -237,7 +237,7 @@ def candidates(scores: Tensor, rules: Rules) -> Candidates:
 
 
 def best_apart(boxes: Tensor, counts: Tensor, rules: Rules) -> Tensor:
-    """Select boxes, sorted best first, that overlap no better selected box above the threshold."""
+    """Select boxes, sorted best first, that overlap no earlier selected box above the threshold."""
     kept = torch.zeros_like(counts)
     threshold = boxes.new_full(counts.shape[:2], rules.nms_threshold)
     for place in range(counts.shape[-1]):
@@ -251,7 +251,7 @@ def best_apart(boxes: Tensor, counts: Tensor, rules: Rules) -> Tensor:
 
 
 def overlap(one: Tensor, others: Tensor) -> Tensor:
-    """Return intersection over union of corners; 0 if nothing is in both."""
+    """Return the intersection over union of boxes given by corners; 0 if they are disjoint."""
     side = torch.minimum(one[..., 2:], others[..., 2:]) - torch.maximum(
         one[..., :2], others[..., :2]
     )
@@ -265,7 +265,7 @@ def area(corners: Tensor) -> Tensor:
 
 
 def best_of_image(scores: Tensor, kept: Tensor, most: int) -> Tensor:
-    """Return kept (B, labels, K) reduced to the `most` best boxes of each image."""
+    """Reduce `kept` (B, labels, K) to the `most` best boxes of each image."""
     order = scores.where(kept, -math.inf).flatten(1).sort(dim=1, descending=True, stable=True)
     chosen = torch.zeros_like(kept).flatten(1).scatter(1, order.indices[:, :most], True)
     return chosen.view_as(kept) & kept

@@ -1,4 +1,4 @@
-"""Functions of single elements, Dropout, Scale, Bias, Parameter and Axpy.
+"""Element-wise functions, Dropout, Scale, Bias, Parameter and Axpy.
 
 Sources: caffe.berkeleyvision.org/doxygen for Parameter, and the fork of SENet
 (github.com/hujie-frank/SENet; arXiv 1709.01507) for Axpy.
@@ -127,7 +127,7 @@ def clip(spec: Spec) -> nn.Module:
 
 
 class DropoutScaledInTest(nn.Module):
-    """Drop a share p without rescaling the rest; without dropping, multiply all by 1 - p."""
+    """Drop a share p without rescaling the rest; in evaluation, multiply all by 1 - p."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
@@ -146,14 +146,14 @@ def dropout(spec: Spec) -> nn.Module:
 
 
 def _over(factor: Tensor, ones: int) -> Tensor:
-    """Append axes of size 1, so that the factor is broadcast along the axes before them."""
+    """Append axes of size 1, so that the factor is aligned with the axes before them."""
     return factor.reshape(*factor.shape, *[1] * ones)
 
 
 class Scale(nn.Module):
     """Multiply by `weight` or a second bottom, and add `bias` if any.
 
-    ones: The number of the bottom's axes behind those of the factor.
+    ones: The number of the bottom's axes after those of the factor.
     """
 
     weight: nn.Parameter | None
@@ -229,7 +229,7 @@ def bias(spec: Spec) -> nn.Module:
 
 
 class Parameter(nn.Module):
-    """Return the parameter. It starts at 0, as Caffe gives it no filler."""
+    """Return the parameter, which starts at 0, since it has no filler in Caffe."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

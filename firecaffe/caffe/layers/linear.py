@@ -3,9 +3,9 @@
 Caffe's filters have torch's shapes: (num_output, channels / group, rows, columns), and (channels,
 num_output / group, rows, columns) for a deconvolution. ConvolutionDepthwise
 (github.com/xieguotian/caffe) and DepthwiseConvolution (github.com/yonghenglh6/DepthwiseConvolution)
-have one group per channel, whatever `group` says, and as many outputs. Crop cuts the axes from
-`axis` on (caffe.berkeleyvision.org/tutorial/layers/crop.html); `offset` is none, one for all, or
-one for each. Interp aligns the corners of both planes. It is from the forks of DeepLab
+have one group and one output per channel, whatever `group` says. Crop cuts the axes from `axis` on
+(caffe.berkeleyvision.org/tutorial/layers/crop.html); `offset` is absent, one for all axes, or one
+for each. Interp aligns the corners of both planes. It is from the forks of DeepLab
 (github.com/gpapan/caffe) and PSPNet (github.com/hszhao/PSPNet), which uses shrink_factor and
 zoom_factor together. Upsample repeats each value (github.com/eric612/MobileNet-YOLO), or puts it
 where a second bottom says (github.com/alexgkendall/caffe-segnet).
@@ -155,7 +155,7 @@ def crop(spec: Spec) -> Crop:
 
 
 class Interp(nn.Module):
-    """Cut the border of (B, C, H, W) and resize it to `size`, or by shrink and zoom."""
+    """Cut the border of (B, C, H, W), and resize the rest to `size`, or by shrink and zoom."""
 
     def __init__(
         self, shrink: int, zoom: int, size: tuple[int, int] | None, cut: tuple[int, int]
@@ -185,7 +185,7 @@ class Upsample(nn.Module):
 
 
 class Unpool(nn.Module):
-    """Place values in a larger plane of zeros, at the places (B, C, H, W) of the second bottom."""
+    """Place values in a larger plane of zeros, at the indices (B, C, H, W) of the second bottom."""
 
     def __init__(self, size: tuple[int, int]) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class TransposedInnerProduct(nn.Module):
 
 
 def inner_product(spec: Spec) -> nn.Module:
-    """Make a plain nn.Linear if possible, as other code knows it; the net flattens its input."""
+    """Make a plain nn.Linear if possible, since other code knows it; the net flattens its input."""
     param = spec.param
     param.ignore("engine")
     bottom = spec.bottoms[0]
@@ -291,7 +291,7 @@ def inner_product(spec: Spec) -> nn.Module:
 
 
 class Embed(nn.Module):
-    """Map (…) of whole numbers below input_dim, of any type, to (…, num_output)."""
+    """Map integers (…) below input_dim, of any dtype, to rows (…, num_output)."""
 
     def __init__(self, input_dim: int, num_output: int, bias_term: bool) -> None:
         super().__init__()

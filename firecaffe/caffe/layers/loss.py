@@ -1,4 +1,4 @@
-"""Caffe's losses of classes, of numbers and of pairs of samples; Accuracy."""
+"""Caffe's losses for classes, for numbers and for pairs of samples; Accuracy."""
 
 from dataclasses import dataclass
 from math import log
@@ -15,21 +15,21 @@ from firecaffe.caffe.message import Message
 FULL, VALID, BATCH_SIZE, NONE = NORMALIZATIONS = ("FULL", "VALID", "BATCH_SIZE", "NONE")
 
 DEFAULTS = {"InfogainLoss": VALID, "SigmoidCrossEntropyLoss": BATCH_SIZE, "SoftmaxWithLoss": VALID}
-"""The normalization of each type that has one, if the file names none."""
+"""The default normalization of each type that has one."""
 
 NO_LABEL = -(2**63)
-"""The ignored label if none is configured; no file can hold it."""
+"""The ignored label if none is configured: a value that no file can hold."""
 
 
 @dataclass(frozen=True)
 class Normalization:
     how: str
-    """The divisor: FULL, all places; VALID, those that count; BATCH_SIZE, samples; NONE, 1."""
+    """The divisor: FULL, all places; VALID, places that count; BATCH_SIZE, samples; NONE, 1."""
     ignore_label: int | None = None
 
     @property
     def is_mean(self) -> bool:
-        """Whether the loss of a batch is the mean of the losses of its equal parts."""
+        """Whether the loss of a batch is the mean of the losses of equal parts of it."""
         return self.how in (FULL, BATCH_SIZE) or (self.how == VALID and self.ignore_label is None)
 
     def known(self, labels: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class Normalization:
         return labels if ignored is None else labels.where(labels != ignored, 0)
 
     def of_places(self, losses: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss from losses and int64 labels, both of (samples, places of a sample)."""
+        """Return the loss from losses and int64 labels, both (samples, places per sample)."""
         outer, inner = labels.shape
         by: Tensor | int = {FULL: outer * inner, BATCH_SIZE: outer, NONE: 1}.get(self.how, 0)
         if self.ignore_label is not None:
@@ -59,7 +59,7 @@ def normalization_of(layer: Message) -> Normalization:
 
 
 def without_normalization(spec: Spec) -> None:
-    """Ignore the loss_param of a loss that does not use it, as in Caffe."""
+    """Ignore the loss_param of a loss that does not use it, as Caffe does."""
     spec.layer.message("loss_param").ignore("ignore_label", "normalization", "normalize")
 
 
@@ -68,7 +68,7 @@ def ignored_label(param: Message) -> int | None:
 
 
 def in_rows(spec: Spec, values: Tensor, labels: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Reshape values to (outer, classes, inner) and labels, one each, to int64 (outer, inner)."""
+    """Reshape values to (outer, classes, inner), and labels to int64 (outer, inner)."""
     outer, inner = values.shape[:axis].numel(), values.shape[axis + 1 :].numel()
     if labels.numel() != outer * inner:
         raise spec.layer.error(
@@ -82,15 +82,15 @@ def in_rows(spec: Spec, values: Tensor, labels: Tensor, axis: int) -> tuple[Tens
 
 
 def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:
-    """Return the value with the other's gradient: Caffe reports one thing and trains on another."""
+    """Return `value` with the gradient of `other`: Caffe reports one loss and trains on another."""
     return value.detach() + (other - other.detach())
 
 
 LEAST = torch.finfo(torch.float32).tiny
-"""FLT_MIN, the least probability in the losses that Caffe reports."""
+"""FLT_MIN, the lower bound of probabilities in the losses that Caffe reports."""
 
 LEAST_OF_OLD = 1e-20
-"""The least probability of MultinomialLogisticLoss and InfogainLoss."""
+"""The lower bound of probabilities in MultinomialLogisticLoss and InfogainLoss."""
 
 
 class _OfSamples(nn.Module):
@@ -104,7 +104,7 @@ class SoftmaxWithLoss(nn.Module):
     """Cross entropy of logits, with classes along `axis`, and a label for each place.
 
     The reported loss of a place is at most 87.3365, which is -log(FLT_MIN); its gradient is not
-    cut.
+    clipped.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -118,7 +118,7 @@ class SoftmaxWithLoss(nn.Module):
         rows, classes = in_rows(self.spec, logits, labels, self.axis)
         places = classes.shape
         ignored = self.normalization.ignore_label
-        if classes.shape[1] == 1:  # this is faster
+        if classes.shape[1] == 1:  # faster
             rows, classes = rows.squeeze(2), classes.squeeze(1)
         losses = F.cross_entropy(
             rows, classes, ignore_index=NO_LABEL if ignored is None else ignored, reduction="none"
@@ -141,7 +141,7 @@ class MultinomialLogisticLoss(_OfSamples):
 
 
 class InfogainLoss(nn.Module):
-    """Cross entropy of logits, weighted by H(label, class), from `source` or a third bottom."""
+    """Cross entropy of logits, weighted by H(label, class) from `source` or a third bottom."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -177,9 +177,9 @@ class InfogainLoss(nn.Module):
 
 
 class HingeLoss(_OfSamples):
-    """The mean over samples of the sum of max(0, 1 - t·x), or of its square with the norm L2.
+    """The mean over samples of the sum of max(0, 1 - t·x), or of its square with norm L2.
 
-    t is 1 for the label and -1 for other classes. The bottoms are (N, classes, …) and a label each.
+    t is 1 for the label and -1 for other classes. The bottoms are (N, classes, …) and the labels.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -194,7 +194,7 @@ class HingeLoss(_OfSamples):
 
 
 def _read(spec: Spec, source: str) -> Tensor:
-    """Read a binaryproto: a path from the current folder, or else from the prototxt's."""
+    """Read a binaryproto, relative to the current folder or else to the prototxt's folder."""
     path = Path(source)
     next_to_prototxt = Path(spec.layer.where).parent / path
     wire = opened(next_to_prototxt if next_to_prototxt.is_file() and not path.is_file() else path)
@@ -202,10 +202,10 @@ def _read(spec: Spec, source: str) -> Tensor:
 
 
 class Accuracy(nn.Module):
-    """The share of labels whose value fewer than top_k other classes reach.
+    """The share of labels whose value is reached by fewer than top_k other classes.
 
-    An equal value reaches it, and so does a NaN (in Caffe a NaN is lower). The second top, if asked
-    for, is the share for each class; 0 if it does not occur.
+    Equal values and NaNs reach it (in Caffe, a NaN is lower). The second top, if there is one, is
+    the share for each class, 0 for a class that does not occur.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -238,7 +238,7 @@ class Accuracy(nn.Module):
         return torch.stack([correct.sum(), counted.sum()])
 
     def of_places(self, values: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (outer, inner) each: which labels are correct, which count, the labels (or 0)."""
+        """Return (outer, inner) each: which labels are correct, which count, the labels or 0."""
         rows, classes = in_rows(self.spec, values.detach(), labels, self.axis)
         counted = torch.ones_like(classes, dtype=torch.bool)
         if self.ignore_label is not None:
@@ -255,11 +255,11 @@ def softmax(spec: Spec) -> nn.Module:
 
 
 EPSILON = 1e-4
-"""The term added to a distance in the divisor of ContrastiveLoss's gradient."""
+"""The number added to the distance in the divisor of ContrastiveLoss's gradient."""
 
 
 class EuclideanLoss(_OfSamples):
-    """Half the squared distance, as a mean over samples."""
+    """Half of the squared distance, averaged over samples."""
 
     def forward(self, values: Tensor, targets: Tensor) -> Tensor:
         other = alike(self.spec, values, targets)
@@ -267,14 +267,14 @@ class EuclideanLoss(_OfSamples):
 
 
 class L1Loss(_OfSamples):
-    """The sum of absolute differences, as a mean over samples, from NVIDIA's fork for DetectNet."""
+    """The sum of absolute differences, averaged over samples. From NVIDIA's fork for DetectNet."""
 
     def forward(self, values: Tensor, targets: Tensor) -> Tensor:
         return (values - alike(self.spec, values, targets)).abs().sum() / len(values)
 
 
 class SigmoidCrossEntropyLoss(nn.Module):
-    """Binary cross entropy of each logit; targets are from 0 to 1."""
+    """Binary cross entropy of each logit. Targets are from 0 to 1."""
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
@@ -289,11 +289,11 @@ class SigmoidCrossEntropyLoss(nn.Module):
 
 
 class SmoothL1Loss(_OfSamples):
-    """The loss of Fast R-CNN's fork, and of SSD's, whose sigma is 1.
+    """The loss of the forks of Fast R-CNN and of SSD; SSD's sigma is 1.
 
     With d = inside · (a - b) and beta = 1/sigma², it is the mean over samples of outside ·
-    (d²/(2·beta) if |d| < beta, else |d| - beta/2). The bottoms are a, b, inside and outside; a
-    missing weight is 1. Source: Girshick, arXiv:1504.08083, (3); Ren et al., arXiv:1506.01497.
+    (d²/(2·beta) if |d| < beta, else |d| - beta/2). The bottoms are a, b, inside and outside; the
+    last two default to 1. Source: Girshick, arXiv:1504.08083, (3); Ren et al., arXiv:1506.01497.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -319,7 +319,7 @@ class SmoothL1Loss(_OfSamples):
 class ContrastiveLoss(_OfSamples):
     """The loss of pairs: half of d² if they belong together, else half of max(margin - d, 0)².
 
-    d is their distance. With legacy_version the second is half of max(margin - d², 0). The bottoms
+    d is their distance. With legacy_version, the latter is half of max(margin - d², 0). The bottoms
     are (N, C), (N, C), and whether each pair belongs together. Source: Hadsell, Chopra and LeCun,
     "Dimensionality Reduction by Learning an Invariant Mapping".
     """

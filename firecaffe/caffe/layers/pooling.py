@@ -1,10 +1,10 @@
-"""Pooling: the largest, the average or a randomly drawn element of windows; and SPP.
+"""Pooling: the maximum, the average or a random element of windows; and SPP.
 
 Caffe rounds the number of windows up: ceil((size + 2 pad - kernel) / stride) + 1. With padding, a
-last window that would begin behind the image is omitted. torch's `ceil_mode` has the same rule but
-allows padding up to half the kernel only, so modules here do the rest. An average is over the part
-of the window in the padded image. Without padding and with a stride above the kernel, a last window
-may be empty. A real Caffe then writes to wrong memory; here it is refused. SPP (He et al. 2014,
+last window that would begin after the image is omitted. torch's `ceil_mode` has the same rule, but
+allows padding up to half the kernel only; modules here add larger padding. An average is over the
+part of the window in the padded image. Without padding and with a stride above the kernel, the last
+window may be empty. Caffe then writes to wrong memory; here this is refused. SPP (He et al. 2014,
 arXiv 1406.4729) pools into 1, 2 · 2, 4 · 4 … bins for any size of plane, with windows of ceil(size
 / bins); padding and divisor are those of Caffe's SPPLayer and PoolingLayer.
 """
@@ -21,7 +21,7 @@ from firecaffe.caffe.layers.spec import Kind, Spec, height_width, positive, show
 
 
 class MaxPoolWithPlaces(nn.MaxPool2d):
-    """Return the largest values, and their places in the image: row times columns plus column."""
+    """Return the maxima, and their indices in the image: row times columns plus column."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y, places = F.max_pool2d(
@@ -58,7 +58,7 @@ class _Windows(nn.Module):
         return count - (any(self.pad) and (count - 1) * stride >= size + pad)
 
     def fit(self, size: int, axis: int) -> bool:
-        """Whether windows end where the padded image does, so that rounding makes no difference."""
+        """Whether the windows end at the padded image's edge, so that rounding has no effect."""
         return (size + 2 * self.pad[axis] - self.kernel[axis]) % self.stride[axis] == 0
 
     def padded(self, x: Tensor, value: float) -> Tensor:
@@ -94,7 +94,7 @@ class AveragePool(nn.AvgPool2d):
     def forward(self, x: Tensor) -> Tensor:
         if not torch.compiler.is_exporting():
             return super().forward(x)
-        # OpenCV divides by the whole window there, so the exported file has each window's divisor.
+        # OpenCV divides by the whole window at the edges, so the exported file states the divisors.
         kernel, stride, pad = (
             _two(given) for given in (self.kernel_size, self.stride, self.padding)
         )
@@ -108,9 +108,9 @@ class AveragePool(nn.AvgPool2d):
 
 
 class StochasticPool(_Windows):
-    """Draw an element in proportion to its size (Zeiler and Fergus 2013, arXiv 1301.3557).
+    """Draw an element in proportion to its value (Zeiler and Fergus 2013, arXiv 1301.3557).
 
-    Outside training it is the mean with these weights. Elements must not be negative.
+    In evaluation, it is the mean with these weights. Elements must not be negative.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -230,7 +230,7 @@ class SPP(nn.Module):
 
 
 def windows(size: int, bins: int) -> tuple[int, int, int]:
-    """Return the window length for `bins` windows, and the padding before and behind the plane."""
+    """Return the window length for `bins` windows, and the padding before and after the plane."""
     length = -(-size // bins)
     missing = length * bins - size
     return length, (missing + 1) // 2, missing // 2

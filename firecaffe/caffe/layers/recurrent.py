@@ -1,9 +1,9 @@
 """Layers over sequences: RNN, LSTM, LSTMUnit, ContinuationIndicator. Time is the first axis.
 
 `cont` is, for each step and stream, 1 if a sequence continues and 0 if one begins. Every forward
-starts from a state of 0, or from the bottoms that expose_hidden gives. Caffe starts from the last
-state of the batch before, which is the same if each batch begins with cont 0. A state that outlives
-a batch would make the result depend on the number of workers. Source: Caffe's API documentation
+starts from a state of 0, or from the bottoms that expose_hidden adds. Caffe starts from the last
+state of the previous batch, which is the same if each batch begins with cont 0. A state kept across
+batches would make the result depend on the number of workers. Source: Caffe's API documentation
 (caffe.berkeleyvision.org/doxygen); Donahue et al. 2014 (arXiv 1411.4389). The gates have the order
 input, forget, output, candidate. An exposed state passes no gradient back, as in Caffe.
 """
@@ -18,7 +18,7 @@ from firecaffe.caffe.fillers import filler
 from firecaffe.caffe.layers.spec import Kind, Spec, check_bottoms, positive, want_axes, want_tops
 
 MOST_STEPS = 10_000
-"""The most steps of a sequence. Each is computed separately; Caffe makes layers of each."""
+"""The maximum steps of a sequence. Each is computed separately; Caffe makes layers of each."""
 
 
 def unit(cell: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,7 +35,7 @@ class LSTM(nn.Module):
     """
 
     def __init__(self, inputs: int, static: int, num_output: int, expose: bool) -> None:
-        """inputs, static: The number of values of a step and of a sequence; static 0: none."""
+        """inputs, static: Number of values per step, and per sequence (0: no static input)."""
         super().__init__()
         gates = 4 * num_output
         self.input_weight = nn.Parameter(torch.zeros(gates, inputs))
@@ -105,7 +105,7 @@ class LSTMUnit(nn.Module):
 
 
 class ContinuationIndicator(nn.Module):
-    """Return (T, N) ones with zeros at the first step: each batch begins its sequences."""
+    """Return (T, N) ones, with zeros at the first step: each batch begins new sequences."""
 
     def __init__(self, steps: int, streams: int) -> None:
         super().__init__()

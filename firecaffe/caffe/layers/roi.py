@@ -30,7 +30,7 @@ class Bins(NamedTuple):
         return Bins(self.first[regions], self.after[regions])
 
     def places(self) -> tuple[Tensor, Tensor]:
-        """Return (R, bins, longest) of the pixels, and which of them are in the bin."""
+        """Return the pixels (R, bins, longest), and whether they are in the bin."""
         longest = max(int((self.after - self.first).max()), 1)
         places = self.first.unsqueeze(-1) + torch.arange(longest, device=self.first.device)
         return places, places < self.after.unsqueeze(-1)
@@ -42,7 +42,7 @@ def rounded(values: Tensor) -> Tensor:
 
 
 def bins_of(start: Tensor, length: Tensor, count: int, offset: Tensor, size: int) -> Bins:
-    """Split `length` from `start` on into bins, outward to whole pixels, and add `offset`."""
+    """Split `length` from `start` on into bins, rounded outward to whole pixels; add `offset`."""
     place = torch.arange(count, device=start.device, dtype=start.dtype)
     bin_size = (length / count).unsqueeze(-1)
     start, offset = start.unsqueeze(-1), offset.unsqueeze(-1)

@@ -18,7 +18,7 @@ def flatten(spec: Spec) -> nn.Module:
 
 
 class Reshape(nn.Module):
-    """Resize the axes from `start` to `stop`: 0 keeps a size, and one -1 is inferred."""
+    """Reshape the axes from `start` to `stop`: 0 keeps a size, and one -1 is inferred."""
 
     def __init__(self, sizes: list[int], start: int, stop: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def reshape(spec: Spec) -> nn.Module:
             f" makes {shown(sizes)} of axes {start} to {stop} of "
             f"{shown(bottom)}; expected as many elements, and at most one -1"
         )
-    # The file's batch is not the one that arrives: each of several workers has a part of it.
+    # The actual batch differs from the file's: each of several workers has a part of it.
     if start == 0 and -1 not in sizes[:1] and sizes and sizes[0] == bottom[0]:
         sizes = [0, *sizes[1:]]
     return Reshape(sizes, start, stop)

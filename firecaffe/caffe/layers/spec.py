@@ -1,6 +1,6 @@
 """The description of a layer, a row of the table of layers, and checks that several layers need.
 
-Messages for layers of other types are ignored, as in Caffe: a copied layer keeps some, as
+Messages for layers of other types are ignored, as in Caffe: copied layers often keep some, such as
 `softmax_param` in a Normalize. Source: BVLC/caffe, src/caffe/proto/caffe.proto (LayerParameter).
 """
 
@@ -27,7 +27,7 @@ class Spec:
     phase: str
 
     def error(self, what: str, word: str = "") -> CaffeError:
-        """Return an error that begins with type and name; `word` is a field that has the line."""
+        """Return an error that begins with type and name. `word`: a field, for its line."""
         where = self.param if word else self.layer
         return where.error(f"{self.type} {self.name!r}{what}", word or None)
 
@@ -35,21 +35,21 @@ class Spec:
 @dataclass(frozen=True)
 class Kind:
     make: Callable[[Spec], nn.Module]
-    """A function that makes the module, which maps the bottoms to a top or a tuple of tops."""
+    """Function that makes the module, which maps the bottoms to a top or a tuple of tops."""
     param: str = ""
     """The name of the type's own message; empty if it has none."""
     blobs: tuple[str, ...] = ("weight", "bias")
     """The module's parameters and buffers in the order of Caffe's blobs. A layer may lack some."""
     is_loss: bool = False
-    """Whether its first top has a loss weight of 1 if no loss_weight is given."""
+    """Whether its first top has a loss weight of 1 by default."""
     takes_targets: bool = False
-    """Whether its last bottom is a target, as a label."""
+    """Whether its last bottom is a target, such as labels."""
     bottoms: tuple[int, ...] = (1,)
-    """The numbers of bottoms that it may have. Empty: `make` checks them."""
+    """The allowed numbers of bottoms. Empty: `make` checks them."""
 
 
 def axis_of(spec: Spec, word: str, default: int, bottom: Shape, end: int = 0) -> int:
-    """Return the axis that field `word` names. With end=1 it may be the place behind the last."""
+    """Return the axis that field `word` names. With end=1, it may be one after the last axis."""
     axis = spec.param.integer(word, default)
     count = len(bottom) + end
     if not -count <= axis < count:
@@ -58,7 +58,7 @@ def axis_of(spec: Spec, word: str, default: int, bottom: Shape, end: int = 0) ->
 
 
 def height_width(spec: Spec, word: str, default: int | None, one: str = "") -> tuple[int, int]:
-    """Read rows and columns: `word`, or one_h and one_w. With default None they are required."""
+    """Read rows and columns: `word`, or `one`_h and `one`_w. Required if `default` is None."""
     one = one or word
     sizes = spec.param.integers(word)
     rows, columns = spec.param.integers(f"{one}_h"), spec.param.integers(f"{one}_w")
@@ -100,7 +100,7 @@ def want_axes(spec: Spec, count: int, bottom: int = 0) -> None:
 
 
 def positive(spec: Spec, name: str, default: int | None = None) -> int:
-    """Read a whole number above 0. Raises CaffeError if it is another one or missing."""
+    """Read a whole number above 0. Raises CaffeError if it is missing or not above 0."""
     if default is None and not spec.param.has(name):
         raise spec.error(f" has no {name}; expected one")
     value = spec.param.integer(name, default or 0)
@@ -119,7 +119,7 @@ PARAMS = frozenset(
     tile transform window_data
     """.split()
 )
-"""The message of each type. Those of forks are missing, as a fork may read them anywhere."""
+"""The messages of Caffe's types. Forks' messages are left out: a fork may read them anywhere."""
 
 
 def ignore_other_types(layer: Message) -> None:
