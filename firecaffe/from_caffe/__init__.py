@@ -1,1 +1,1 @@
-"""Import a Caffe solver or net: write a folder with a recipe and a report of what was converted."""
+"""Import of a Caffe solver or net: a folder with a recipe and a report of the conversion."""

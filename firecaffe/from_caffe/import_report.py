@@ -1,4 +1,4 @@
-"""The report of an import: what was understood, changed, needed or left out."""
+"""The report of an import: settings understood, changed, needed or left out."""
 
 import re
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ class Note(NamedTuple):
 @dataclass
 class Report:
     understood: list[Note] = field(default_factory=list)
-    """Settings that were converted with Caffe's results."""
+    """Settings that give Caffe's results."""
     changed: list[Note] = field(default_factory=list)
-    """Settings that work in another way here, and how."""
+    """Settings that work differently here, and how."""
     needed: list[Note] = field(default_factory=list)
     """Things that the user must add before training."""
     left_out: list[Note] = field(default_factory=list)

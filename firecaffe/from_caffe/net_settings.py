@@ -1,4 +1,4 @@
-"""Converts a net's properties: multipliers, frozen parameters, first weights, tied samples."""
+"""Converts a net's properties: multipliers, frozen parameters, initial weights, mixed samples."""
 
 import re
 from collections import Counter
@@ -26,9 +26,9 @@ from firecaffe.meta_kernels import on_meta
 
 
 def as_patterns(values: Mapping[str, float]) -> dict[str, float]:
-    """Return patterns for a multiplier of each parameter, as `{"*.bias": 2.0}`.
+    """Return patterns for the multipliers of parameters, such as `{"*.bias": 2.0}`.
 
-    The last pattern that matches counts. A parameter without a match has 1.
+    The last pattern that matches counts. A parameter that matches no pattern has 1.
     """
     patterns = {}
     for kind in dict.fromkeys(map(_kind, values)):  # weight, bias
@@ -48,7 +48,7 @@ def as_patterns(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def grouped(names: Sequence[str], among: Sequence[str], may: Collection[str] = ()) -> list[str]:
-    """Return patterns for names: a layer's if `names` and `may` have all of it, else each name."""
+    """Return patterns for names: a layer's if all of it is in `names` or `may`, else the name."""
     patterns: list[str] = []
     wanted = {*names, *may}
     for name in names:
@@ -71,7 +71,7 @@ MIXING = {
     "BatchNorm": "BatchNorm takes its statistics over a batch",
     "BatchReindex": "BatchReindex takes samples of a batch in another order",
 }
-"""Layers through which a sample's result depends on other samples, and why."""
+"""Layers that make a sample's result depend on other samples, and why."""
 
 OF_LAYERS = ("name", "type", "top", "phase", "include", "exclude")
 
@@ -79,14 +79,14 @@ OF_LAYERS = ("name", "type", "top", "phase", "include", "exclude")
 @dataclass(frozen=True)
 class Described:
     solver: dict[str, Any]
-    """lr_mult and decay_mult, for the section [solver]."""
+    """lr_mult and decay_mult of the section [solver]."""
     freeze: list[str]
     mixing: str
-    """The reason why a batch must not be split into micro-batches; empty if it may be."""
+    """The reason not to split a batch into micro-batches; empty if it may be split."""
     losses: dict[str, float]
     num_parameters: int
     softmax: str = ""
-    """The Softmax at the end of a net without losses, which the network leaves to its task."""
+    """The Softmax at the end of a net without losses, which its task applies."""
 
 
 def describe(
@@ -124,7 +124,7 @@ def describe(
 
 
 def nets_of(net: Message, phases: Phases, samples: NetSamples, report: Report) -> dict[str, Net]:
-    """Build the net of each phase that has its own layers, TRAIN first. Raises CaffeError."""
+    """Build the net of each phase with its own layers, TRAIN first. Raises CaffeError."""
     return {
         phase: _built(net, phase, layers, samples, report)
         for phase, layers in phases.items()
@@ -141,7 +141,7 @@ def _built(
     for layer in sources_of(layers):
         for top, said in zip(layer.texts("top"), shapes_of(layer), strict=True):
             if said is not None and said[1:] == samples.shapes.get(top):
-                continue  # the net's own batch sizes stay: inputs may differ
+                continue  # keep the net's own batch sizes: they may differ by input
             if top in samples.shapes:
                 inputs[top] = (batch or 1, *samples.shapes[top])
             else:
@@ -199,7 +199,7 @@ def _mixing(layers: Sequence[Message], judge: Judge | None) -> str:
 
 
 def micro_batch_of(batch: int, mixing: str) -> int:
-    """Return about a quarter of Caffe's batch, for several workers, if samples do not mix."""
+    """Return Caffe's batch if samples mix, else a divisor of up to a quarter, for more workers."""
     if mixing:
         return batch
     most = max(1, batch // 4)
@@ -212,9 +212,9 @@ def losses_in_words(losses: Mapping[str, float]) -> str:
 
 
 def first_weights(net: Net, path: Path, report: Report) -> bytes:
-    """Return a file's tensors for a net, as safetensors; other layers start from their fillers.
+    """Return a file's tensors for a net, as safetensors. Other layers start from their fillers.
 
-    Raises: CaffeError if the file is invalid, a layer has another shape, or no layer is in it.
+    Raises: CaffeError if the file is invalid, a shape differs, or the file has no layer of the net.
     """
     blobs = caffemodel.read(path)
     loaded = net.load({name: list(map(torch.from_numpy, arrays)) for name, arrays in blobs.items()})

@@ -1,6 +1,6 @@
 """Find the net that a solver trains, as InitTrainNet and InitTestNets of Caffe's solver.cpp do.
 
-Find its samples, too: the batch size, the files, and the shapes.
+Also find its samples: batch size, files and shapes.
 """
 
 import os
@@ -31,10 +31,10 @@ from firecaffe.user_code import CAFFE
 OF_A_NET = ("layer", "layers", "input")
 
 OF_A_SOLVER = ("base_lr", "lr_policy", "max_iter", "solver_type", "type", "solver_mode")
-"""Fields of a solver, besides those that name its nets. Hardly any solver lacks them all."""
+"""Fields of a solver, besides those that name its nets. Nearly every solver has some of them."""
 
 TO_TRAIN = ("net", "net_param", "train_net", "train_net_param")
-"""The fields that may name the net to train. A solver has exactly one of them."""
+"""Fields that may name the net to train. A solver has exactly one of them."""
 
 TO_TEST = ("test_net", "test_net_param")
 
@@ -43,7 +43,7 @@ MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class NetFile:
-    """A net in today's form, and the content of its file in the imported folder."""
+    """A net in current form, and the content of its file in the imported folder."""
 
     net: Message
     content: bytes
@@ -82,7 +82,7 @@ def _of(message: Message, path: Path, content: bytes) -> NetFile:
 def find_net(
     solver: Message, path: Path, root: str, states: dict[str, SolverStages], report: Report
 ) -> NetFile:
-    """Return a solver's net. Paths are relative to `root`; if it is empty, they are searched."""
+    """Return a solver's net. Paths are relative to `root`; if that is empty, they are searched."""
     said = [name for name in TO_TRAIN if solver.has(name)]
     if len(said) != 1:
         described = " and ".join(said) or "none"
@@ -130,10 +130,10 @@ def _named(solver: Message, name: str, path: Path, root: str, report: Report) ->
 
 
 def find_file(name: str, beside: str | Path, root: str) -> tuple[Path | None, str]:
-    """Return a file that a prototxt names, and the folder of its path; None if it is missing.
+    """Return a file that a prototxt names, and the folder it is relative to; None if it is missing.
 
-    Caffe's paths are relative to the folder that it is started in, usually Caffe's own root. So the
-    folders above the prototxt are searched too.
+    Caffe's paths are relative to the folder where it is started, usually Caffe's root. So the
+    folders above the prototxt are searched, too.
     """
     for folder in folders(beside, root):
         path = os.path.expanduser(os.path.join(folder, name))
@@ -173,7 +173,7 @@ def _joined(train: NetFile, test: NetFile, states: dict[str, SolverStages]) -> N
 
 
 def _resolved(file: NetFile, states: dict[str, SolverStages], report: Report) -> NetFile:
-    """Return the net reduced to the layers that the solver's stages and levels choose, if any."""
+    """Return the net with the layers that the solver's stages and levels select, if it has any."""
     if all(state == SolverStages() for state in states.values()):
         return file
     report.changed.append(
@@ -224,14 +224,14 @@ Phases = Mapping[str, Sequence[Message]]
 @dataclass(frozen=True)
 class NetSamples:
     batch_size: int
-    """The batch size of TRAIN on one of Caffe's GPUs; 0 if the file says none."""
+    """Caffe's batch size of TRAIN per GPU; 0 if the file states none."""
     test_batch_size: int
     input: str
     """The network's input: the first top of the first data layer."""
     shapes: dict[str, Shape]
     """The known shapes of the sample blobs, without the batch."""
     root: str
-    """The folder of the data's relative paths; empty if it is not needed."""
+    """The folder to which the data's paths are relative; empty if it is not needed."""
     are_named: bool
     """Whether data layers name the data to train on."""
 
@@ -350,7 +350,7 @@ def _guessed(sources: Phases) -> dict[str, Shape]:
 
 
 def _of_data(path: str, root: str, net: Message, sources: Sequence[Message]) -> dict[str, Shape]:
-    # Layers of the file at `path` may be others: stages choose, and a net may be in the solver.
+    # The file at `path` may have other layers: stages select layers, or the solver has the net.
     phases = {phase: layers_of(net, phase) for phase in PHASES}
     data = open_phases(phases, DataConfig(name=f"{CAFFE}{path}", path=root))
     layout = Layout.of(data.train.batch(torch.tensor([0])))

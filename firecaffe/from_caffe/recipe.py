@@ -34,18 +34,18 @@ Sections = dict[str, dict[str, Any]]
 class ImportRequest:
     folder: str
     root: str = ""
-    """The folder of relative paths in the files; if empty, they are searched."""
+    """The folder to which paths in the files are relative; if empty, paths are searched."""
     input_shape: tuple[int, ...] = ()
-    """The shape of one sample; if empty, the data or the net say it."""
+    """The shape of one sample; if empty, that of the data or the net."""
     weights: str = ""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of an import: file contents, empty for a file that is not needed."""
+    """The result of an import: file contents, empty if a file is not needed."""
 
     sections: Sections
-    """The fields that are written to the recipe."""
+    """The settings of the recipe, by section."""
     net: bytes
     solver: bytes
     weights: bytes
@@ -57,7 +57,7 @@ class Imported:
 
 
 def read(path: Path, asked: ImportRequest) -> Imported:
-    """Convert a solver's file, or a net's. Raises CaffeError (one line with place) or DataError."""
+    """Convert the file of a solver or net. Raises CaffeError (one line with place) or DataError."""
     message, report = text.read(path), Report()
     if nets.is_net(message):
         return _net_alone(nets.read_net(path), asked, report)
@@ -241,7 +241,7 @@ def check_folder(folder: Path, overwrite: bool) -> None:
 
 
 def files_of(imported: Imported, source: Path) -> dict[str, bytes]:
-    """Return the folder's files by name, the recipe last. source: The imported file."""
+    """Return the folder's files by name, the recipe last. `source`: the imported file."""
     comment = f"From {source.name} by firecaffe import; {REPORT} says what became of each word."
     report = imported.report.markdown(source.name)
     files = {

@@ -1,4 +1,4 @@
-"""Converts a solver: its update rule, and its training's length, tests, snapshots, seed and device.
+"""Converts a solver: update rule, and length, tests, snapshots, seed and device of its training.
 
 Source: BVLC/caffe, src/caffe/proto/caffe.proto (SolverParameter, its defaults) and
 src/caffe/solvers. Checked against a real Caffe.
@@ -24,7 +24,7 @@ TYPES = {
 ENUM = tuple(name.upper() for name in TYPES)
 
 ITS_FORM = ("SGD", "Nesterov", "Adam")
-"""The solvers whose formula differs from torch's."""
+"""The solvers whose update rule differs from torch's."""
 
 NUMBERS: dict[str, tuple[str, ...]] = {
     "SGD": ("momentum",),
@@ -46,7 +46,7 @@ DEFAULTS = {
     "gamma": 0.0,
     "power": 0.0,
 }
-"""Caffe's defaults. A recipe's differ, so all are written to it."""
+"""Caffe's defaults. A recipe has other defaults, so all values are written to it."""
 
 POLICIES: dict[str, tuple[str, ...]] = {
     "fixed": (),
@@ -184,7 +184,7 @@ SEEDS = 2**63
 
 @dataclass(frozen=True)
 class SolverStages:
-    """The stages and level that select layers of a net, besides the phase."""
+    """The stages and the level, which select layers of a net besides the phase."""
 
     stages: tuple[str, ...] = ()
     level: int = 0
@@ -214,7 +214,7 @@ def read_training(solver: Message, report: Report) -> Around:
 
 def _steps(solver: Message, report: Report) -> dict[str, Any]:
     steps = solver.integer("max_iter")
-    if not steps:  # a caller from Python may count the steps itself
+    if not steps:  # a Python script may count the steps itself
         report.needs(solver, "max_iter", "there is no max_iter; say --train.steps when you train")
         return {}
     if steps < 1:
