@@ -62,7 +62,7 @@ Cuts = Mapping[tuple[int, ...], Sequence[int]]
 
 
 class Fold:
-    """The way for shares that are no subtrees, from all workers' largest nodes.
+    """Sums the largest nodes of all workers, if their shares are not subtrees.
 
     A bucket with cuts is sent only to the owners of its shards.
     """
@@ -76,7 +76,7 @@ class Fold:
         self._cuts = cuts
         self._sum = NodeSum(world, inputs_of(num_leaves, shares), num_leaves, early=True)
         self.num_early = self._sum.num_early
-        """The number of calls of `begin` for each bucket before its call."""
+        """The number of calls of `begin` for each bucket before its `__call__`."""
         self.early = self._sum.own_early
         self._begun: dict[int, Begun] = {}
 
@@ -99,11 +99,11 @@ class Fold:
 
 
 class CompressedSum:
-    """The way of a compressor, which encodes each node by itself on any number of workers."""
+    """Sums with a compressor, which encodes each node by itself on any number of workers."""
 
     takes_nodes = True
     lanes = 1
-    takes_means = True  # the memory is of means, because the next step's weight may differ
+    takes_means = True  # memory holds means, because the next step's weight may differ
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class CompressedSum:
         self.wire.share_out(nodes)
 
     def begin_step(self, scale: Tensor | None) -> None:
-        """Begin a step. The factor of its gradients, `scale`, (), is kept out of the memory."""
+        """Begin a step. `scale`, shape (), multiplies its gradients, but not the memory."""
         self._scale, self._before_that = scale, self._before
         if scale is not None:
             self._before = {

@@ -3,7 +3,7 @@
 Every micro-batch starts from the buffers of the step's start. Its changes are weighted by its
 samples and summed by the same tree as the gradients; the step ends with start + mean change.
 Integer buffers (BatchNorm's count of batches) change once a step, as micro-batch 0 changes them.
-Untrained parameters that forward changes (an averaged teacher's) are handled the same way.
+Untrained parameters that forward changes (an averaged teacher's) are treated like buffers.
 """
 
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -27,8 +27,8 @@ class BufferEntry(NamedTuple):
 
 @dataclass
 class _FlatBuffers:
-    # The views of one vector cost a few operations for each micro-batch. A hundred buffers would
-    # cost hundreds. A module may replace a tensor in its dictionary, or its memory (`.data`).
+    # One flat vector costs a few operations per micro-batch; a hundred separate buffers would cost
+    # hundreds. A module may replace a tensor in its dictionary, or the tensor's memory (`.data`).
     flat: Tensor
     start: Tensor
     views: list[tuple[Tensor, Tensor, list[BufferEntry]]]
@@ -76,9 +76,9 @@ class BufferChanges:
                     entry = BufferEntry(module._parameters, name, "")
                     places.setdefault(parameter, []).append(entry)
         self.together = _together(places)
-        """The names of buffers in another one's memory, and the other's: each gets its own."""
+        """The names of buffers that overlapped in memory, as pairs both ways; none does now."""
         dtypes = dict.fromkeys(buffer.dtype for buffer in places)
-        # Changes are summed in one dtype on all ranks, or the bits would follow the cut.
+        # All ranks sum changes in one dtype, or the bits would depend on how the network is split.
         of_all = {*dtypes, *(b.dtype for b in (model if outline is None else outline).buffers())}
         self.dtype = torch.float64 if torch.float64 in of_all else torch.float32
         self._by_dtype = [
@@ -106,8 +106,8 @@ class BufferChanges:
         for buffers in self._by_dtype:
             now, start = buffers.now(), buffers.start
             if start.is_floating_point():
-                # From infinity, with which a smallest value begins, it is the new value: also 0,
-                # and infinity where it stays, as in an attention mask.
+                # A start that is not finite (a running minimum begins at infinity) is replaced by
+                # the new value, even if that is 0, or still infinite as in an attention mask.
                 change = torch.where(start.isfinite(), now - start, now).to(self.dtype)
                 parts.append(change if weight == 1 else change * weight)
             elif micro_batch == 0:
@@ -138,12 +138,12 @@ class BufferChanges:
         staleness: int,
         with_integers: bool,
     ) -> list[Tensor]:
-        """Return changes from the present values to a learner's, for `finish_step`.
+        """Return changes from the present values towards a learner's, for `finish_step`.
 
-        changes: what `take` returned, times `weight`, from the buffers `pulled`, which `staleness`
-        updates of others have changed since. Added to theirs they would go too far: eight of
-        BatchNorm's made a variance negative. So a number goes 1 / (1 + staleness) of the way to the
-        learner's. Integers, which may be places or bytes, become the learner's if it changed them.
+        changes: what `take` returned, times `weight`, relative to `pulled`. `staleness`: updates by
+        others since then. Full changes would overshoot: eight of BatchNorm's made a variance
+        negative. So a float moves 1 / (1 + staleness) of the way to the learner's value. Integers,
+        which may be indices or bytes, take the learner's value if the learner changed them.
         """
         parts = []
         for buffers, change in zip(self._by_dtype, changes, strict=True):
@@ -226,7 +226,7 @@ def _make_flat(places_of: dict[Tensor, list[BufferEntry]]) -> _FlatBuffers:
     views: list[tuple[Tensor, Tensor, list[BufferEntry]]] = []
     offset = 0
     for buffer, places in places_of.items():
-        # .data: each view counts its own changes, or autograd would take one for all.
+        # `.data` gives each view its own version counter; autograd would see one for all views.
         memory = flat[offset : offset + buffer.numel()].view(buffer.shape).data
         view = memory.data
         if isinstance(buffer, nn.Parameter):

@@ -14,10 +14,10 @@ ALL: Literal["all"] = "all"
 SHARDS: Literal["shards"] = "shards"
 
 TIMEOUTS_S = (0.1, 1e6)
-"""The range of time-outs. Ranks cannot even meet in less; no system clock can count more."""
+"""The range of time-outs. Ranks cannot connect in less; no system clock can count more."""
 
 MOST_LEVEL = 20
-"""The highest level, whose nodes sum a million micro-batches."""
+"""The highest `compressor_level`: a node of this level sums a million micro-batches."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""A guard: all ranks compute one and the same micro-batch and compare the bits of the results.
+"""The probe: all ranks compute the same micro-batch and compare the bits of their results.
 
-Another kind of processor or GPU, or another library, changes bits without any error. The probe runs
-before the first step and whenever the ranks change. It also learns the order in which backward
-finishes gradients, which is the order of the buckets.
+A different processor, GPU or library changes bits without any error. The probe runs before the
+first step and whenever the ranks change. It also records the order in which backward finishes
+gradients, which is the order of the buckets.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Probe:
     deviating_ranks: list[int]
     """The ranks with a loss or gradient unlike that of most ranks that have it."""
     repeats: bool
-    """Whether this rank got the same gradients a second time."""
+    """Whether this rank got the same gradients a second time, if it computed them twice."""
 
     def order_of(self, named: Iterable[str], some: Iterable[str]) -> list[int]:
         """Order the indices of `some` as backward finishes them. `named`: the probe's names."""
@@ -123,7 +123,7 @@ def _deviating(by_rank: Sequence[Mapping[str, str]]) -> list[int]:
 
 
 def _note(ready: dict[int, Tensor | None], name: str, index: int, parameter: Tensor) -> None:
-    # A forward that computes gradients itself, and drops them, comes before; the last counts.
+    # Forward may compute gradients itself and drop them before backward; only the last count.
     before = ready.pop(index, None)
     if before is not None and before is parameter.grad:
         raise RecipeError(

@@ -5,14 +5,14 @@ worker's last backward, a hook on the last parameter of each bucket checks wheth
 complete. Then a communication thread exchanges it while backward continues. Buckets leave in one
 order on all ranks. In the end `p.grad` is a view into its bucket. If nodes of the tree stay apart
 (`Fold`), a worker's smaller nodes leave as soon as they are complete, before its last backward.
-With shards (`gradients.shards`) each worker has the mean of its shard only (with a codec, of all),
-updates its rows, and gathers the weights by the same buckets.
+With shards (`gradients.shards`), each worker gets the mean of its own shard (with a codec, of all
+shards), updates the rows of its shard, and gathers the others' weights through the same buckets.
 
 Each micro-batch also has a tail (its loss and its changes to buffers), summed by the same tree.
-Beside a loss stands the squared norm of the gradient, which is 0 in steps that do not measure it.
+Next to the loss, the tail has the gradient's squared norm, which is 0 in steps without a measure.
 Integers have the same sum in any order, so each worker adds its counts once. The counts say which
 parameters any worker used; the others keep `p.grad = None`, and the optimizer skips them, unless a
-codec delivers a rest of earlier steps.
+codec delivers a residual of earlier steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,8 +70,8 @@ class GradientReducer:
         """Make the buckets and threads for the exchange's route.
 
         `ready_order` has the parameters' indices in the order in which backward finishes them.
-        `tail` and `counts` are examples. `hook` is (state, hook) of DDP's kind, for a route of way
-        HOOK. `shards` is given if the update is shared out, on a route of way FOLD.
+        `tail` and `counts` are examples. `hook` is DDP's (state, hook), for a route of way HOOK.
+        `shards` is given if each worker updates a shard, on a route of way FOLD.
         """
         self.parameters, self.names = list(parameters.values()), list(parameters)
         self.num_leaves, self.exchange = num_leaves, exchange
@@ -82,7 +82,7 @@ class GradientReducer:
         route, world = exchange.route, exchange.world
         num_parameters = len(self.parameters)
         self._unused = counts.new_zeros(num_parameters)
-        # In the room that alignment leaves: a longer bucket would change the bits of a ring.
+        # The square fits into the alignment's padding: a longer bucket would change a ring's bits.
         self._has_square = bool(tail) and tail[0].shape == (1,) and tail[0].dtype == torch.float32
         self._no_square, self._measures = torch.zeros(1, device=counts.device), False
         tail = self._with_square(tail)
@@ -101,8 +101,8 @@ class GradientReducer:
             tensors, groups, bucket_bytes, multiple, exchange.empty, self._alignment
         )
         if tail_has_own_buckets:
-            # Tails are ready with the last gradients. Behind these, their few bytes would wait in
-            # the network's queues.
+            # Tails are ready together with the last gradients. Sent after the gradients, the few
+            # bytes of a tail would wait in the network's queues.
             tails = [bucket for bucket in self.buckets if bucket.members[0] >= num_parameters]
             others = [bucket for bucket in self.buckets if bucket.members[0] < num_parameters]
             self.buckets = [*others[:-1], *tails, *others[-1:]]  # a stage may have no gradient
@@ -157,7 +157,7 @@ class GradientReducer:
         """Close. `wait` for communication threads, one of which may wait for a lost rank."""
         for hook in self._hooks:
             hook.remove()
-        self._counts = None  # refers to this reducer, and to groups for whose end others wait
+        self._counts = None  # it refers to this reducer, and to groups that others wait to end
         if self._threads is not None:
             self._threads.close(wait)
         self.exchange.close()
@@ -256,13 +256,13 @@ class GradientReducer:
         # A copy from the host would wait for the device.
         used = self._all_used if all(self._used) else self._unused.new_tensor(self._used)
         self._send_ready_buckets([*self._with_square(tail), torch.cat([used, counts])])
-        # They are as large as the weights, and their values are in the buckets now.
+        # Free the local sums: they are as large as the weights, and the buckets have their values.
         self._merged, self._sent, self._counter.pending = [], [], []
 
     def _backward(self, loss: Tensor | None) -> None:
         if loss is not None:
             torch.autograd.backward(loss)
-        if self._threads is not None:  # not in a hook: a backward that is broken off keeps memory
+        if self._threads is not None:  # not in a hook: an aborted backward keeps its memory
             self._threads.raise_failure()
         if not all(self._used):
             now = (parameter.grad is not None for parameter in self.parameters)
@@ -298,7 +298,7 @@ class GradientReducer:
             self.coded.undo_step()
 
     def gather_weights(self) -> None:
-        """Gather the other ranks' rows of the weights, in place of gradients; only with shards.
+        """Gather the other ranks' rows of the weights through the buckets; only with shards.
 
         All ranks call it. Raises PeerLostError.
         """
@@ -323,7 +323,7 @@ class GradientReducer:
             self._send_ready_buckets(None)
 
     def _send_ready_buckets(self, tail: Sequence[Tensor] | None) -> None:
-        """Send the next complete buckets; all, if the last backward has returned (`tail`)."""
+        """Send the next complete buckets, or all if backward has returned and `tail` is given."""
         while self._next_bucket < len(self.buckets):
             index = self._next_bucket
             if tail is None and not self._is_complete(index):

@@ -2,8 +2,8 @@
 
 Each bucket of gradients is cut into consecutive shards, one for each rank, so that all ranks take
 part in each reduce-scatter. Cuts lie between rows of a parameter. They lie between whole parameters
-if the update needs these (norms, pruning, shared values), so that bits are the same, and if
-parameters are parts, which need not be rows. A large parameter then has one owner.
+if the update needs whole ones for the same bits (norms, pruning, shared values), or if parameters
+are parts of split layers, which need not be rows. A large parameter then has one owner.
 
 Source: Rajbhandari et al. 2020, arXiv 1910.02054 (ZeRO stage 1).
 """
@@ -22,7 +22,7 @@ from firecaffe.gradients.buckets import ALIGNMENT, members_of, places
 class Span(NamedTuple):
     start: int
     rows: int
-    """The number of rows between which it may be cut, at least 1."""
+    """The number of rows between which the parameter may be cut, at least 1."""
     row: int
     """The elements of each row; 0 if the parameter has none."""
 
@@ -30,15 +30,15 @@ class Span(NamedTuple):
 @dataclass(frozen=True)
 class Shards:
     cuts: Mapping[tuple[int, ...], tuple[int, ...]]
-    """The begins of a bucket's shards and the end of the last one, by the bucket's members."""
+    """The starts of a bucket's shards and the end of the last one, by the bucket's members."""
     rows: Mapping[str, tuple[int, ...]]
-    """The begins of the ranks' rows and the end of the last, by parameter, in network order."""
+    """The starts of the ranks' rows and the end of the last, by parameter, in network order."""
     rank: int
     own: dict[str, nn.Parameter] = field(default_factory=dict)
     """This rank's rows of parameters, as views; only parameters of which it has rows."""
 
     def own_part(self, name: str, tensor: Tensor) -> Tensor:
-        """Return this rank's rows of a tensor with a parameter's shape; all if not shared out."""
+        """Return this rank's rows of a tensor with a parameter's shape; all rows without shards."""
         if name not in self.rows:
             return tensor
         start, stop = self.rows[name][self.rank : self.rank + 2]
@@ -52,7 +52,7 @@ class Shards:
 
 
 def all_of(named: Mapping[str, nn.Parameter]) -> Shards:
-    """Make the Shards of an update that is not shared out: each rank updates all."""
+    """Make the Shards of an update without shards: each rank updates all parameters."""
     return Shards({}, {}, 0, dict(named))
 
 

@@ -1,7 +1,7 @@
 """Threads that exchange buckets during backward, in the same order on all ranks.
 
-Some backends need one order for exchanges and for the messages of backward itself, which the layers
-of a split network send. Then backward's thread starts each exchange, in the program's order.
+Some backends need one order of all messages: those of exchanges, and those that the layers of a
+split network send in backward. Then backward's own thread starts each exchange, in program order.
 """
 
 from collections.abc import Callable, Iterable
@@ -39,8 +39,8 @@ class ExchangeThreads:
     ) -> None:
         """Run `work` in the lane of bucket `index` after what the device has queued by now.
 
-        `tensors` were made in this thread and are used by `work`. `early`: it also waits for ranks
-        that still compute, so its time does not count as exchange.
+        `tensors` were made in this thread and are used by `work`. `early`: `work` also waits for
+        ranks that still compute, so its time does not count as exchange.
         """
         run = partial(self._run, work, list(tensors), self._queue.mark())
         futures = self._early if early else self._futures

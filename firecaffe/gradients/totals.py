@@ -19,7 +19,7 @@ class Totals:
     counts: Tensor
     computed: Mark
     summed: Mark
-    """The end of backward and of the last exchange."""
+    """`computed` marks the end of backward, `summed` that of the last exchange."""
     spans: tuple[Span, ...]
     squares: Tensor | None = None
     """The sum of squared norms of micro-batches' gradients, shape (1,); 0 if not measured.
@@ -67,13 +67,13 @@ def each_finite(tensors: Sequence[Tensor]) -> Tensor:
 
 
 PIECE = 65_536
-"""The elements over which squares are added in their own type."""
+"""The number of elements whose squares are summed in the gradient's own dtype."""
 
 
 def squared_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return the squared norm of all gradients together: float32, shape (1,)."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    # Of 38 million elements at once, torch's norm on a CPU is 0.3 % too small.
+    # On a CPU, torch's norm of 38 million elements at once is 0.3 % too small.
     pieces = [piece for gradient in gradients for piece in torch.split(gradient.flatten(), PIECE)]
     norms = torch.stack(torch._foreach_norm(pieces))
     return norms.double().square().sum().float().reshape(1)

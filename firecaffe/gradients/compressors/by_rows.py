@@ -1,9 +1,9 @@
 """Compressors that encode each node by itself.
 
-RowCompressor: the owner of a row decodes, adds and encodes it again. The way back has no memory:
-with int8, elements below 1/254 of the largest in their row's total may lose all of a step's
-gradient. TensorCompressor: all ranks gather the payloads of whole tensors, because a sum of
-payloads is no payload, and add what they decode in tree order.
+RowCompressor: the owner of a row decodes, adds and encodes it again. The encoded total has no
+memory: with int8, elements below 1/254 of the largest in their row's total may lose all of a step's
+gradient. TensorCompressor: payloads of whole tensors cannot be summed, so all ranks gather them,
+decode them, and add in tree order.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -37,7 +37,7 @@ class RowCompressor:
                 keep_rest(memory, x, self._codec.decode(self._codec.encode(x)))
         total = wire.sum_rows([x for _, x in nodes], self._codec)
         for _, stop in self._layouts[bucket].spans:
-            # A row that is not finite is so to its end, which may be behind the tensor's end.
+            # Values that are not finite may fill a row up to its end, past the tensor's end.
             total[stop : -(-stop // ROW) * ROW] = 0
         return total
 

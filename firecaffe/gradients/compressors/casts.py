@@ -2,7 +2,7 @@
 
 float16 keeps 11 significant bits of magnitudes from 6e-8 to 65504; a larger gradient becomes
 infinite. bfloat16 keeps 8 bits and float32's range. There is no memory: errors are at most one part
-in 2048 (256) in either direction. PyTorch's DDP hooks keep none either.
+in 2048 (bfloat16: 256) in either direction. PyTorch's DDP hooks keep no memory either.
 
 Source: IEEE 754-2019 binary16 and, for bfloat16, the upper half of binary32; round to nearest even.
 """

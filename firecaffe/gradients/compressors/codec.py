@@ -2,7 +2,7 @@
 
 A codec's bytes depend only on one row of 256 elements or one parameter tensor of one node, never on
 a bucket, rank or step. So they are the same wherever the node is computed. If an element is an
-infinity or a NaN, so is at least one of what is decoded: a training must see it.
+infinity or a NaN, so is at least one decoded element, because a training must see it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,21 +26,21 @@ class RowCodec:
     row_bytes: int
     """The bytes of an encoded row."""
     remembers: bool
-    """Whether the rest that a step did not send is added to the next step; see `feedback`."""
+    """Whether the residual that a step did not send is added to the next; see `feedback`."""
     row_elements: int = ROW
     """The elements of a row."""
 
 
 @dataclass(frozen=True)
 class TensorCodec:
-    """A codec for one parameter tensor at a time, which keeps back what it does not send."""
+    """A codec for one parameter tensor at a time, with a memory of what it does not send."""
 
     encode: Callable[[Tensor, Tensor], Tensor]
     """Encodes gradient + memory, and memory, float32 (n,) each, as uint8 (bytes,)."""
     decode: Callable[[Tensor, int], Tensor]
     """Decode uint8 (bytes,) to float32 (n,)."""
     share: float | None
-    """A payload's bytes over the tensor's, but for a few; None if they depend on the numbers."""
+    """The payload's bytes over the tensor's, up to a few; None if they depend on the values."""
 
     @property
     def has_fixed_length(self) -> bool:
@@ -62,7 +62,7 @@ class BucketLayout:
 
     Args:
         names: The parameters' names, which key memory in a checkpoint.
-        spans: First element, a multiple of ROW, and one after the last. Elements between are zeros.
+        spans: First element, a multiple of ROW, and one after the last. Between spans are zeros.
         shapes: In the order of memory: a channels_last weight is (out, height, width, in).
     """
 
@@ -75,7 +75,7 @@ class CodecWire(Protocol):
     """The ranks from a compressor's view. Vectors are float32 and flat.
 
     Each rank passes its consecutive nodes in order. Results have the same bits on all ranks,
-    however the nodes are shared out.
+    whichever nodes each rank has.
     """
 
     @property
@@ -83,13 +83,13 @@ class CodecWire(Protocol):
         """The number of nodes of all ranks together."""
 
     def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
-        """Sum vectors over all nodes in tree order. They may have any one length."""
+        """Sum vectors, all of one length, over all nodes in tree order."""
 
     def sum_rows(self, vectors: list[Tensor], codec: RowCodec) -> Tensor:
         """Sum vectors that travel encoded: decode(encode(sum of decode(encode(v))))."""
 
     def gather(self, payloads: list[Tensor], equal_lengths: bool = False) -> list[Tensor]:
-        """Gather all nodes' payloads (uint8) in node order; equal_lengths: all are as long."""
+        """Gather all nodes' payloads (uint8) in node order; equal_lengths: all have one length."""
 
 
 class Compressor(Protocol):

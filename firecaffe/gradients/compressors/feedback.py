@@ -1,10 +1,10 @@
-"""Error feedback: the rest that a step did not send is added to the next step's gradient.
+"""Error feedback: the residual that a step did not send is added to the next step's gradient.
 
     x = gradient + memory,   sent = decode(encode(x)),   memory = x - sent
 
-So the error of all steps together is that of the last. Without it one_bit, threshold and top_k do
-not converge to the same loss. A memory belongs to a node of the micro-batch tree and a parameter,
-so a checkpoint can be continued on another number of workers.
+So the error of all steps together is the error of the last step. Without feedback, one_bit,
+threshold and top_k do not converge to the same loss. A memory belongs to a node of the micro-batch
+tree and a parameter, so a checkpoint can be continued on another number of workers.
 
 Source: Seide et al. 2014, section 2.2 (as "quantization error"); Karimireddy et al. 2019, "Error
 Feedback Fixes SignSGD", which proves it for every codec that sends part of its input.
@@ -31,7 +31,7 @@ class NodeMemory:
     """The memories of this rank's nodes: a vector for each bucket and node."""
 
     def __init__(self, layouts: Sequence[BucketLayout], remembered: Iterable[str]) -> None:
-        """`remembered` names the parameters with a memory; the others' is zero and not saved."""
+        """`remembered` names the parameters with a memory; others have a zero one, not saved."""
         self._layouts = layouts
         self._sizes = {
             name: stop - start
