@@ -38,13 +38,13 @@ ROOTED = ("parameter_server", "tree")
 """The algorithms that bring all sums to rank 0 and then hand them back: possible `inner` ones."""
 
 SEGMENTED = ("pipelined_tree", "double_tree")
-"""The algorithms whose schedules themselves cut the vector, into parts that follow each other."""
+"""The algorithms whose schedules cut the vector into segments and pipeline them."""
 
 FULL_DUPLEX = ("sharded_parameter_server", "ring", "recursive_doubling", "halving_doubling")
 """The algorithms whose ranks send as much as they receive in each round."""
 
 MOST_LANES = 2
-"""The most vectors that are ever worth having under way at once."""
+"""The most vectors that are worth exchanging at the same time."""
 
 NATIVE = "native"
 """The backend's own all_reduce, which has no schedule: the control of every benchmark."""
@@ -59,17 +59,17 @@ def parse_hierarchical(name: str) -> tuple[str, str] | None:
 
 
 def no_exchange(name: str, *more: str) -> str:
-    """Say that an exchange does not exist, and which do. more: further names that are allowed."""
+    """Return a line that an exchange does not exist, and which do. more: other allowed names."""
     known = *EXCHANGES, "hierarchical(INNER,OUTER)", *more
     return f"no exchange {name!r}; the exchanges are {', '.join(known)}{did_you_mean(name, known)}"
 
 
 def useful_lanes(name: str) -> int:
-    """Return how many vectors should be under way at once by an algorithm.
+    """Return how many vectors an algorithm should exchange at the same time.
 
-    One fills both directions of a link if ranks send as they receive; a second would only wake more
-    threads. Where the total comes down a tree, the next vector goes up meanwhile. A library's
-    all_reduce tells vectors apart by their order alone, so they go one by one.
+    If ranks send as much as they receive, one vector fills both directions of a link, and a second
+    would only wake more threads. In a tree, the next vector goes up while a total comes down. A
+    library's all_reduce matches vectors by their order alone, so they go one by one.
     """
     return 1 if name == NATIVE or name in FULL_DUPLEX else MOST_LANES
 
@@ -77,8 +77,8 @@ def useful_lanes(name: str) -> int:
 def find_schedule(name: str, ranks_per_node: int = 1) -> Callable[[int, int], Schedule]:
     """Return the algorithm of a name: a row of `ALGORITHMS`, or `hierarchical(INNER,OUTER)`.
 
-    Raises: ValueError if there is none, or `ranks_per_node` is below 1. A hierarchical one raises
-    it, too, for a number of ranks that does not fill its nodes.
+    Raises: ValueError if there is none, or `ranks_per_node` is below 1. A hierarchical algorithm
+    also raises it when called for a number of ranks that does not fill its nodes.
     """
     if ranks_per_node < 1:
         raise ValueError(f"ranks_per_node is {ranks_per_node}; it must be at least 1")

@@ -1,4 +1,4 @@
-"""All-to-all: every rank has something else for every rank.
+"""All-to-all: every rank sends a different block to every other rank.
 
 The vector is p · p blocks; block a · p + b is what rank a has for rank b. Rank r begins with its
 row and ends with its column, after one round of p - 1 messages at each rank. Each rank starts with

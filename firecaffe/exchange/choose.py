@@ -1,4 +1,4 @@
-"""Chooses the exchange that a measured link makes fastest, among those that change no bit.
+"""Chooses the exchange that is fastest on a measured link, among those that change no bit.
 
 A choice by time may differ from start to start. So only exchanges that add in tree order at the
 world size are candidates: all of them give the same bits.

@@ -1,9 +1,9 @@
 """Collectives that are a part of an all-reduce, its mean, and the all-to-all.
 
-A direct reduce-scatter is what reaches the servers of the sharded parameter server; the all-gather
-is what they send back; a broadcast is the way down of a tree. Rank r has shard r; after a
-reduce-scatter its other shards have no meaning. Source: Thakur, Rabenseifner, Gropp 2005; Patarasuk
-and Yuan 2009 (ring).
+A direct reduce-scatter is the first round of the sharded parameter server, an all-gather its second
+round; a broadcast is the second half of a tree. Rank r has shard r; after a reduce-scatter its
+other shards have no meaning. Source: Thakur, Rabenseifner, Gropp 2005; Patarasuk and Yuan 2009
+(ring).
 """
 
 from collections.abc import Callable, Iterator

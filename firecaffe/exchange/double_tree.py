@@ -7,7 +7,7 @@ of the next; in the other, all totals come down. Each tree has s / 2 of s segmen
 s grows, at every p from 3 on. There are s + 2 floor(lg p) - 2 rounds, where a ring has 2 (p - 1).
 Sums are not in tree order: a rank and its children are added in one `tree_sum`.
 Source: Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and
-scan. Parallel Computing 35, 2009. It colors edges; here a round has two messages at a port.
+scan. Parallel Computing 35, 2009. The paper colors edges; here a port has two messages in a round.
 """
 
 from collections import defaultdict

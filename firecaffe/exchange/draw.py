@@ -1,8 +1,8 @@
 """Draws a schedule for a terminal: ranks are columns, rounds go down the page.
 
 A double line adds at its head, a single line overwrites; two heads are two transfers, one each way.
-Equal rounds are drawn once, as are two that take turns. Every sign is in code page 437, and so in
-every font that terminals use.
+Equal rounds are drawn once, and so is a pair of rounds that alternate. Every character is in code
+page 437, and so in every font that terminals use.
 """
 
 from collections import Counter
@@ -65,7 +65,7 @@ def _picture(schedule: Schedule, spacing: int) -> list[str]:
 
 
 def _named_once(looks: Sequence[object]) -> list[tuple[str, int]]:
-    # (the name of all rounds that a drawn one stands for, its index)
+    # Pairs: the name of all rounds that one drawn round stands for, and its index.
     named = []
     start = 0
     while start < len(looks):

@@ -27,8 +27,8 @@ def schedule(
 ) -> Schedule:
     """Make the schedule for each rank's nodes; all ranks' nodes, in order, are the whole tree.
 
-    grain: the elements of which shards are multiples, as is the vector. early: whether
-    `early_nodes` go in earlier rounds. cuts: the ends of shards if they differ, from 0.
+    grain: shards and the vector are multiples of this number of elements. early: whether
+    `early_nodes` go in earlier rounds. cuts: the ends of shards, from 0, unless shards are equal.
     """
     p, n = len(inputs), num_elements
     ends = tuple(cuts or equal_cuts(n, p, grain))
@@ -60,7 +60,7 @@ def reduce_scatter(
     early: bool = False,
     cuts: Sequence[int] = (),
 ) -> Schedule:
-    """Make the way to the owners only: each ends with the total of its shard."""
+    """Make only the rounds to the owners: each ends with the total of its shard."""
     whole = schedule(inputs, num_leaves, num_elements, early=early, cuts=cuts)
     p = len(inputs)
     return replace(
@@ -79,7 +79,7 @@ def early_nodes(nodes: Sequence[Node], num_leaves: int) -> list[Node]:
 
 
 def num_early(inputs: Sequence[Sequence[Node]]) -> int:
-    """Return the number of early rounds; each has one node of a rank, if it has so many."""
+    """Return the number of early rounds; in each, a rank sends one early node, if any is left."""
     return max(len(nodes) for nodes in inputs) - 1
 
 

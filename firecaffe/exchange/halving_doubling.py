@@ -1,9 +1,9 @@
-"""Halving-doubling: swap halves, then quarters, …; then gather the pieces the way back.
+"""Halving-doubling: swap halves, then quarters, …; then gather the pieces on the way back.
 
 The way down is a reduce-scatter. In round k a rank and the one 2^k away split the slice that they
 share; each sends the half that it gives up and adds to the half that it keeps. The way up is the
 same rounds backwards, copying: 2 lg p rounds, 2 (p - 1) / p · n elements, the least possible.
-Distance 1 comes first, so that additions are in tree order. Other world sizes pair up first.
+Distance 1 comes first, so that additions are in tree order. If p is not 2^k: see `power_of_two`.
 Source: Rabenseifner 2004; Thakur, Rabenseifner, Gropp 2005.
 """
 
@@ -27,7 +27,7 @@ def schedule(world_size: int, num_elements: int) -> Schedule:
         num_messages=2 * q * levels + 2 * (p - q),
         sent_elements=(2 * (q - 1) + 2 * (p - q)) * n,
         in_tree_order=is_tree_after_pairing(p),
-        busiest=[0, p - 1],  # the first has what pairs bring, the last the longest halves
+        busiest=[0, p - 1],  # rank 0 also has the rounds of its pair, rank p - 1 the longest halves
     )
 
 

@@ -1,4 +1,4 @@
-"""Hierarchical: sums meet inside each node first, and only one rank of a node sends outside.
+"""Hierarchical: ranks of a node add first, and only one rank of each node sends outside.
 
 Nodes are m consecutive ranks. The way up of a rooted exchange (`inner`) brings a node's sum to its
 first rank; the first ranks run any exchange (`outer`); the way down of `inner` hands the total on.
@@ -52,7 +52,7 @@ def _rounds(inside: Schedule, across: Schedule, rank: int) -> Iterator[OwnRound]
     m = inside.world_size
     node, place = divmod(rank, m)
     within = [(number, among(m * node, 1, ts)) for number, ts in inside.rounds_of(place)]
-    # The rounds of a rooted exchange add, and bring sums to the root, or overwrite: half and half.
+    # One half of a rooted exchange's rounds add towards the root, the other half overwrite.
     yield from ((number, ts) for number, ts in within if ts[0].reduce)
     if place == 0:
         for number, ts in across.rounds_of(node):

@@ -73,10 +73,10 @@ class TreeSum(Generic[T]):
             if node.index == 0 and 1 << node.level >= self.num_leaves:
                 return merged, node  # the root
             sibling = Node(node.level, node.index ^ 1)
-            if _first(sibling) < self.num_leaves:  # else the last node goes up alone
+            if _first(sibling) < self.num_leaves:  # the last node may have no sibling
                 place = self._place(sibling)
                 if place is None:
-                    return merged, node  # it will still come, or is another worker's
+                    return merged, node  # the sibling will still come, or is another worker's
                 merged.append(self.pending.pop(place)[1])
             node = Node(node.level + 1, node.index // 2)
         return merged, node
@@ -133,7 +133,7 @@ def leaves_of(node: Node, num_leaves: int) -> range:
 
 def small_first(nodes: Sequence[Node], num_leaves: int) -> list[Node]:
     """Return a worker's nodes in the order of their computation, the largest last."""
-    # So all others are whole long before the last, and can be sent meanwhile. It changes no bit.
+    # The others are then complete long before the last, and can be sent meanwhile. No bit changes.
     return sorted(nodes, key=lambda node: len(leaves_of(node, num_leaves)))
 
 

@@ -26,15 +26,15 @@ SHORTEST_WHOLE_BYTES = 128_000
 def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
     """Cut a schedule's vector into pieces, (start, stop) each.
 
-    A schedule that itself cuts it into short messages is not cut again. itemsize: bytes per
-    element.
+    If a schedule already cuts its vector into short messages, it is not cut again. itemsize: bytes
+    per element.
     """
     mean_bytes = schedule.sent_elements * itemsize // max(1, schedule.num_messages)
     whole_bytes = schedule.num_elements * itemsize
     most = 2 * PIECES if whole_bytes > PIECES * LONGEST_PIECE_BYTES else PIECES
     is_kept = mean_bytes == whole_bytes or not schedule.in_tree_order
-    # In a tree, pieces also fill the links of later rounds. Out of tree order the cuts decide bits,
-    # so they stay those of earlier runs.
+    # In a tree, pieces also fill the links of later rounds. If sums are not in tree order, the cuts
+    # decide their bits, so the cuts stay those of earlier runs.
     shortest = SHORTEST_WHOLE_BYTES if is_kept else SHORTEST_MESSAGE_BYTES
     count = max(1, min(most, mean_bytes // shortest))
     return shards(schedule.num_elements, count)

@@ -2,7 +2,7 @@
 
 With s segments and k = ceil(lg p) there are 2 k + s - 1 rounds. The root's port is the busiest,
 with k segments each way in a round. From s = 2 k on the time is k (s + k) (α + n / s β) + k n γ:
-half the tree's and no less, for all k copies pass one port. Each segment is added as by the tree.
+half the tree's and no less, as all k copies pass one port. Segments are added as by the tree.
 Source: Thakur, Rabenseifner, Gropp 2005; Pjesivac-Grbovic et al. 2007 (segmentation).
 """
 

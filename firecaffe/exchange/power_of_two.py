@@ -1,4 +1,4 @@
-"""World sizes that are no power of two, for the algorithms that need one.
+"""World sizes that are not a power of two, for the algorithms that need one.
 
 With q the largest power of two up to p and r = p - q, the first 2 r ranks pair up: the odd one
 gives its vector to the even one and waits; q ranks run the algorithm; the even ones hand the result

@@ -85,7 +85,7 @@ def prove(schedule: Schedule) -> Proof:
             local_inputs = schedule.own_inputs(rank)
             if len(parts) + len(local_inputs) >= len(inputs):
                 del kept[rank, segment]
-                # Another set of nodes is no tree.
+                # The tree needs every node exactly once.
                 is_tree = sorted([*local_inputs, *(number for number, _ in parts)]) == [
                     *range(len(inputs))
                 ]
@@ -158,12 +158,12 @@ def check(schedule: Schedule) -> None:
 
 
 def check_round(number: int, transfers: Sequence[Transfer], schedule: Schedule) -> None:
-    """Check all transfers of a round, or those of one rank, as no rule is about several ranks.
+    """Check all transfers of a round, or those of one rank: no rule concerns several ranks.
 
     Raises: ValueError if a transfer leaves the ranks or the vector, if two transfers write
     overlapping slices (other than additions to the same slice), if a rank sends a slice that the
-    round overwrites, if inputs and vectors are added together, or if a rank sends another two
-    messages from one place, which the receiver could not tell apart.
+    round overwrites, if inputs and vectors are added together, or if a rank sends one rank two
+    messages from the same input or vector, which the receiver could not tell apart.
     """
     writes: dict[int, dict[tuple[int, int], tuple[bool, bool]]] = defaultdict(dict)
     sends: dict[int, set[tuple[int, int]]] = defaultdict(set)

@@ -2,7 +2,7 @@
 
 It takes lg p rounds, the fewest possible, of the whole vector: lg p (α + n β + n γ), for small
 vectors. After round k each rank holds the sum of its aligned block of 2^(k + 1) ranks: tree order.
-Other world sizes pair up first (`power_of_two`). Source: Thakur, Rabenseifner, Gropp 2005.
+For p that is not a power of two: `power_of_two`. Source: Thakur, Rabenseifner, Gropp 2005.
 """
 
 from collections.abc import Iterator

@@ -1,13 +1,13 @@
-"""The route of a step's gradients from each worker's sums to their total, decided for all users.
+"""The route of a step's gradients from each worker's sums to their total, decided in one place.
 
 - `SCHEDULE`: each worker has one sum; the algorithm's schedule, or the backend's own all_reduce.
 - `FOLD`: workers keep their nodes of the micro-batch tree apart. It replaces an algorithm that
   promises tree order but cannot keep it, and brings shards to owners that update one each.
 - `CODEC`: nodes of one level of the tree, each encoded.
-- `HOOK`: a communication hook as of DDP.
+- `HOOK`: a communication hook, like DDP's.
 
-Whether an exchange adds in the order of the fixed binary tree is a closed rule of its algorithm,
-which the tests prove at world sizes up to 33 and more.
+Whether an exchange adds in the order of the fixed binary tree is a closed-form rule of its
+algorithm, which the tests prove at world sizes up to 33 and more.
 """
 
 from dataclasses import dataclass
@@ -52,13 +52,13 @@ class Route:
     """Whether this many workers end in the same bits as one worker does."""
     ranks_per_host: int = 1
     across: str = ""
-    """The exchange between hosts, if the ranks of each add in the memory that they share."""
+    """The exchange between hosts, if the ranks of each host add in shared memory; else empty."""
     codec: str = ""
     level: int = 0
     """The level of the micro-batch tree whose nodes a codec encodes."""
     hook: str = ""
     to_owners: bool = False
-    """Whether each rank updates a shard. It gets only that total, unless a codec encodes."""
+    """Whether each rank updates a shard. Without a codec, it gets only that shard's total."""
     apart: str = ""
     """The reason why nodes stay apart, if the way is FOLD."""
 
@@ -73,7 +73,7 @@ class Route:
 
     @property
     def senders(self) -> int:
-        """The number of ranks that send: all, or one of each host if others add in memory."""
+        """The number of ranks that send: all, or one of each host with shared memory."""
         return self.world_size // self.ranks_per_host if self.shares_memory else self.world_size
 
     @property
@@ -98,7 +98,7 @@ class Route:
         )
 
     def order(self, num_leaves: int, share: range) -> list[int]:
-        """Return the order in which a worker computes a share: node by node if these stay apart."""
+        """Return the order in which a worker computes its share: by node if nodes stay apart."""
         if self.way != FOLD:
             return list(share)
         nodes = small_first(largest_nodes(num_leaves, share), num_leaves)
@@ -169,7 +169,7 @@ def find_route(
 
 
 def _across_hosts(algorithm: str, world_size: int, ranks_per_host: int) -> str:
-    # Nothing if the order of additions would differ, or hosts have one rank each.
+    # Empty if the order of additions would differ, or hosts have one rank each.
     if ranks_per_host < 2 or world_size % ranks_per_host:
         return ""
     nested = parse_hierarchical(algorithm)

@@ -72,7 +72,7 @@ class Schedule:
     """The elements of each rank's vector."""
     of_rank: Callable[[int], Iterator[OwnRound]] = field(repr=False, compare=False)
     """A function that yields a rank's rounds; `rounds_of` leaves out empty ones."""
-    # Of all ranks together, known without asking each; the tests compare it with the union.
+    # Totals over all ranks, known without asking each rank; tests compare them with the union.
     num_rounds: int
     """Rounds are numbered from 0 to less than this."""
     num_messages: int
@@ -96,7 +96,7 @@ class Schedule:
     cuts: tuple[int, ...] = field(default=(), repr=False)
     """The ends of shards that stay with their ranks, from 0; empty if they are `shards`."""
     whole: tuple[Round, ...] | None = field(default=None, repr=False)
-    """All rounds, if the schedule was written out."""
+    """All rounds, if the schedule was made by `from_rounds`."""
 
     @property
     def own_shards(self) -> list[tuple[int, int]]:
@@ -142,7 +142,7 @@ class Schedule:
         return t.source // self.ranks_per_memory == t.destination // self.ranks_per_memory
 
     def late(self) -> "Schedule":
-        """Return what is left after the early rounds: no whole schedule, only to be priced."""
+        """Return the rounds after the early ones: no complete schedule, only to be priced."""
         return replace(self, of_rank=self._late_of, early_rounds=0)
 
     def _late_of(self, rank: int) -> Iterator[OwnRound]:
@@ -151,7 +151,7 @@ class Schedule:
                 yield number - self.early_rounds, transfers
 
     def by_messages(self) -> "Schedule":
-        """Return the rounds between memories only."""
+        """Return the schedule without the transfers through shared memory."""
         return replace(self, of_rank=self._messages_of, ranks_per_memory=1)
 
     def _messages_of(self, rank: int) -> Iterator[OwnRound]:
@@ -211,7 +211,7 @@ class Schedule:
 def from_rounds(
     algorithm: str, world_size: int, num_elements: int, rounds: Iterable[Iterable[Transfer]]
 ) -> Schedule:
-    """Make a schedule that is written down whole, without its empty transfers and rounds."""
+    """Make a schedule from explicit rounds, without its empty transfers and rounds."""
     kept = (tuple(t for t in round_ if t.start != t.stop) for round_ in rounds)
     whole = tuple(round_ for round_ in kept if round_)
 
@@ -232,7 +232,7 @@ def from_rounds(
 
 
 def lower_bound_elements(world_size: int, num_elements: int) -> float:
-    """Return the busiest rank's least elements (Patarasuk and Yuan 2009, theorem 1)."""
+    """Return the fewest elements of any busiest rank (Patarasuk and Yuan 2009, theorem 1)."""
     return 2 * (world_size - 1) / world_size * num_elements
 
 
@@ -247,6 +247,6 @@ def shards(num_elements: int, parts: int) -> list[tuple[int, int]]:
 
 
 def equal_cuts(num_elements: int, parts: int, grain: int = 1) -> list[int]:
-    """Return the ends of these slices, from 0, in whole grains; the last may be shorter."""
+    """Return the ends of `parts` slices, from 0, in whole grains; the last may be shorter."""
     grains = -(-num_elements // grain)
     return [min(grains * i // parts * grain, num_elements) for i in range(parts + 1)]

@@ -2,10 +2,10 @@
 
 Hosts have m consecutive ranks each. In round 0, rank r of a host adds shard r of its ranks'
 vectors, in memory. In round 1 it hands the sum on, in memory: to all if there is one host, else to
-the first rank. Then the first ranks run any exchange (`outer`) with messages, and at last they hand
-the total to the others, in memory. Additions are in tree order on one host, and on several if m is
-a power of two and `outer` keeps it. Source: Li et al., OSDI 2014 (shards); Goyal et al. 2017,
-section 4.1 (sums in each server first).
+the first rank. Then the first ranks run any exchange (`outer`) with messages. In the last round
+they hand the total to the others, in memory. Additions are in tree order on one host, and on
+several if m is a power of two and `outer` adds in tree order. Source: Li et al., OSDI 2014
+(shards); Goyal et al. 2017, section 4.1 (sums in each server first).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from firecaffe.exchange.hierarchical import among
 from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer
 
 LINE_ELEMENTS = 16
-"""Elements of which shards are multiples, so that owners share no cache line."""
+"""Shards are multiples of this number of elements, so that owners share no cache line."""
 
 ADDS, HANDS_ON = 0, 1
 """The rounds within a host before the first message."""
@@ -70,11 +70,11 @@ def _rounds(inside: Schedule, across: Schedule | None, rank: int) -> Iterator[Ow
 
 class MemoryPart(NamedTuple):
     adds: list[tuple[int, int]]
-    """Slices of all its host's vectors that it adds up."""
+    """Slices that this rank adds up, over all vectors of its host."""
     into: list[int]
-    """Ranks whose vectors get these sums; its own only if no later total replaces it."""
+    """Ranks whose vectors get these sums; this rank's only if no later total replaces it."""
     reads: int | None
-    """The rank whose vector it copies in the last round, if there are messages before it."""
+    """The rank whose vector this rank copies in the last round, if messages come before it."""
 
 
 def memory_part(whole: Schedule, rank: int) -> MemoryPart:
