@@ -1,7 +1,7 @@
-"""`exchange.algorithm = "auto"`: measures one link and chooses the exchange that is fastest by it.
+"""`exchange.algorithm = "auto"`: measures one link and chooses the exchange that is fastest on it.
 
 If there is nothing to choose, nothing is measured, and tree is chosen. A link that was measured
-within a day is not measured again (`transport.link`).
+within the last day is not measured again (`transport.link`).
 """
 
 import json
@@ -18,10 +18,10 @@ from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
 from firecaffe.transport.link import described, measure_link, recall, remember
 
 LEAST_STREAM_S = 0.05
-"""Seconds of a stream, long against what a shaped link lets pass unshaped; five take 0.3 s."""
+"""Seconds of a stream: longer than the burst that a shaped link lets pass; five take 0.3 s."""
 
 MOST_S = 1.0
-"""Seconds after which the link is measured no further: one of 10 Mbit/s, or of 50 ms."""
+"""Seconds after which the measurement stops, as it does for 10 Mbit/s or 50 ms."""
 
 SHARED_MEMORY = "shared memory, nothing goes between hosts"
 
@@ -42,7 +42,7 @@ class AutoChoice:
     """The reason for the choice, for people, in one line."""
     latency_s: float | None = None
     bandwidth_bytes_per_s: float | None = None
-    """The measured bandwidth; None, as the latency, if no link was measured."""
+    """The measured bandwidth; it and the latency are None if no link was measured."""
     predicted_s: dict[str, float] | None = None
     """The predicted seconds for all buckets of a step, by candidate."""
 
@@ -54,7 +54,7 @@ def choose_exchange(
 ) -> AutoChoice:
     """Choose the exchange; all ranks call it and get rank 0's choice. Raises: PeerLostError.
 
-    sizes_bytes: of a step's buckets. tree: the route that tree would take.
+    sizes_bytes: sizes of a step's buckets. tree: the route that tree would take.
     """
     reason = _nothing_to_choose(tree)
     # Every rank must come to the same answer before some of them measure.

@@ -26,7 +26,7 @@ class HeldPart:
     num_rows: int = 0
     """The number of rows of the whole tensor, if only some are here."""
     order: int = 0
-    """The place among the tensors of all ranks; in a tie, rank 0's come first."""
+    """The position in the list of all ranks' tensors; in a tie, rank 0's come first."""
     dim: int = 0
     """The dimension of which they are rows."""
     rest: tuple[tuple[range, Tensor], ...] = ()
@@ -49,7 +49,7 @@ class HeldPart:
         return tuple(sizes)
 
     def on_host(self, rows: range | None) -> Tensor:
-        """Return the tensor of these rows on the CPU; the live one itself if it can be."""
+        """Return the tensor of these rows on the CPU: the live tensor itself if possible."""
         tensor = next(tensor for run_rows, tensor in self.runs if run_rows == rows)
         return tensor.detach().cpu().contiguous()
 
@@ -75,7 +75,7 @@ class Whole:
 
 
 def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
-    """List the tensors of all ranks in order, the same on all; the first holder gives each.
+    """List the tensors of all ranks, in the same order on all; its first holder gives each.
 
     Raises: AgreementError if ranks differ about a tensor, or none holds some row; PeerLostError.
     """

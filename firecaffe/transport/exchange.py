@@ -1,8 +1,8 @@
 """A gradient exchange that runs: a route, bound to this rank and its group.
 
-Sums over the ranks of one host, in the memory that they share, are the rounds within a host of
-`exchange.shared_memory`'s schedule, with reads, writes and barriers instead of messages. On one
-host each element is read p times and written p times in all, and never copied in or out.
+Ranks of one host sum in shared memory. They carry out the rounds within a host of the schedule in
+`exchange.shared_memory`, with reads, writes and barriers instead of messages. On one host each
+element is read p times and written p times in all, and never copied in or out.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,17 +32,17 @@ Block = list[Tensor]
 
 
 @dataclass(frozen=True)
-class SharedVector:  # worked out once, as it took a quarter of a sum's time (LOG.md)
+class SharedVector:  # computed once, because it took a quarter of a sum's time (LOG.md)
     """A vector of each local rank, and this rank's work on them, for all sums."""
 
     by_rank: Sequence[Tensor]
     blocks: Sequence[Block]
     into: Sequence[int]
-    """Local ranks whose vectors get these sums; the others' may be changed."""
+    """Local ranks whose vectors get these sums; the other vectors may be changed."""
     reads: int | None
     """The local rank whose total this one copies after the messages, if it sends none itself."""
     is_several: bool
-    """Whether messages follow, to other hosts."""
+    """Whether there are other hosts, to which messages follow."""
 
 
 def shared_vector(local: LocalRanks, by_rank: Sequence[Tensor], schedule: Schedule) -> SharedVector:
@@ -63,7 +63,7 @@ def sum_in_place(
 ) -> None:
     """Sum all ranks' vectors in place, each divided by `divide_by` first.
 
-    send: carries out this rank's messages. When this returns on one rank, all of the host are done.
+    send: carries out this rank's messages. When this returns on one rank, all its host's are done.
     """
     local.barrier()
     for parts in shared.blocks:
@@ -101,7 +101,7 @@ class Exchange:
 
     @classmethod
     def of_vectors(cls, world: Group, algorithm: str, local: LocalRanks | None = None) -> Self:
-        """Make the exchange of vectors, one of each rank, by an algorithm that nothing replaces."""
+        """Make an exchange that sums one vector per rank, always by the named algorithm."""
         ranks, per_host = world.world_size, world.local_world_size
         shares = local is not None
         return cls(world, find_route(algorithm, None, ranks, per_host, shared_memory=shares), local)
@@ -109,7 +109,7 @@ class Exchange:
     @property
     def lanes(self) -> int:
         """The number of vectors that may be under way at once."""
-        # On a GPU only their order tells messages apart.
+        # On a GPU, messages are matched by their order alone.
         is_alone = self.world.exchange_group is None or self.world.device.type != "cpu"
         return 1 if is_alone else self.route.lanes
 
@@ -121,12 +121,12 @@ class Exchange:
         return self._know(self._local, self._local.share(num_elements, dtype))
 
     def place_for(self, vector: Tensor) -> Tensor:
-        """Return shared memory for a vector: itself, moved with all its views, or another one."""
+        """Return a vector in shared memory: this one, moved with all its views, or a new one."""
         assert self._local is not None
         return self._know(self._local, self._local.share(vector.numel(), vector.dtype, vector))
 
     def forget(self, vector: Tensor) -> None:
-        """Let go of a vector from `empty` or `place_for`."""
+        """Release a vector from `empty` or `place_for`."""
         self._shared.pop(vector.data_ptr(), None)
 
     def all_reduce(self, vector: Tensor, lane: int = 0, divide_by: int = 1) -> None:

@@ -23,9 +23,9 @@ from firecaffe.exchange.leaves import tree_sum
 from firecaffe.exchange.proof import check_round
 from firecaffe.exchange.schedule import VECTOR, Schedule, Transfer
 
-# A Gloo sender waits until it hears that its receiver is ready, and that word queues behind the
-# receiver's own sends. But if all links are busy, a peer that hears it so early sends while the one
-# before it still does, and the switch drops packets of both.
+# A Gloo sender waits for a notice that its receiver is ready, and the notice queues behind the
+# receiver's own sends. So receives are posted early. But if all links are busy, a peer with an
+# early notice sends while the previous peer still sends, and the switch drops packets of both.
 AHEAD = 2
 """Most rounds for which receives are posted before they are due."""
 
@@ -70,7 +70,7 @@ SendsAndReceives = tuple[int, list[Transfer], list[Transfer]]
 
 def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
     """Return a rank's work in each round. Raises: ValueError if it would depend on timing."""
-    # Between each two ranks, sends and receives are in one order, so they match without labels.
+    # Between any two ranks, sends and receives have the same order, so they match without labels.
     local_rounds: list[SendsAndReceives] = []
     for number, transfers in schedule.rounds_of(rank):
         check_round(number, transfers, schedule)
@@ -86,7 +86,7 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
         {t for t in arriving if t.reduce or _is_in_use(local_rounds, index, t)}
         for index, (_, _, arriving) in enumerate(local_rounds)
     ]
-    # Parts that are kept have their own scratch, before that of the other rounds.
+    # Kept parts have their own scratch, before the scratch of the other rounds.
     offset_of_kept = 0
     kept_parts: dict[tuple[int, int, bool], dict[int, int]] = defaultdict(dict)
     after_kept = sum(t.num_elements for transfers in kept for t in transfers)
@@ -94,7 +94,7 @@ def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
         sum(t.num_elements for t in transfers if t not in before)
         for transfers, before in zip(over_scratch, kept, strict=True)
     ]
-    # A round's scratch is free again when the receives of the rounds ahead of it need theirs.
+    # A round's scratch is free again before receives that are posted ahead need the same place.
     stride = max(needed, default=0)
     rounds: list[RankRound] = []
     used = 0
@@ -159,7 +159,7 @@ def sent_elements(rounds: list[RankRound]) -> int:
 def _ahead(local_rounds: Sequence[SendsAndReceives], index: int, early_rounds: int) -> int:
     number, sent, arriving = local_rounds[index]
     if number < early_rounds:
-        return 0  # the memory of later rounds is still another's
+        return 0  # the memory into which later rounds receive is still in use
     peers = {t.destination for t in sent} | {t.source for t in arriving}
     following = local_rounds[index + 1 : index + 1 + AHEAD]
     if not sent:  # this rank leaves its peers time
@@ -336,7 +336,7 @@ class WorkOfRanks:
 
 
 def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int) -> StartMessages:
-    """Return a starter of messages for a backend that matches them by tag, such as Gloo."""
+    """Return a function that starts messages, for a backend that matches tags, such as Gloo."""
 
     def start(messages: Sequence[PeerMessage]) -> list[WorkOfRanks]:
         with peers_may_be_lost(world):
@@ -352,9 +352,9 @@ def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int
 
 
 def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> StartMessages:
-    """Return a starter of messages for a backend that wants a round's at once, such as NCCL."""
+    """Return a function that starts a round's messages in one call, as NCCL needs it."""
 
-    # It matches them by order, and its Works stand for the whole call; so nothing is posted ahead.
+    # NCCL matches by order, and its Works stand for the whole call; so nothing is posted ahead.
     def start(messages: Sequence[PeerMessage]) -> list[WorkOfRanks]:
         if not messages:
             return []

@@ -1,7 +1,7 @@
 """Sums and gathers of nodes of the micro-batch tree, by the schedule of `exchange.fold`.
 
-A rank may hold several nodes, and nodes may be encoded on the way. They are added decoded, and the
-total is encoded for the way back, also on one rank.
+A rank may hold several nodes, and nodes may be encoded on the way. Encoded nodes are decoded and
+added, and the total is encoded for the way back, even on a single rank.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -21,7 +21,7 @@ from firecaffe.transport.run_schedule import Begun, Collectives
 
 
 class RowCoding(Protocol):
-    """A codec whose rows stand alone; see `gradients.compressors.codec.RowCodec`."""
+    """A codec that encodes each row by itself; see `gradients.compressors.codec.RowCodec`."""
 
     @property
     def row_elements(self) -> int: ...
@@ -41,13 +41,13 @@ class NodeSum:
         num_leaves: int,
         early: bool = False,
     ) -> None:
-        """Set each rank's nodes, in order the whole tree. early: `begin` sends early nodes."""
+        """Take each rank's nodes, together the whole tree. early: `begin` sends early nodes."""
         self.world = world
         self.num_leaves = num_leaves
         self.nodes_of_rank = nodes_of_rank
         self._nodes = [node for owned in nodes_of_rank for node in owned]
         self.num_early = fold.num_early(nodes_of_rank) if early else 0
-        """The number of early rounds: of calls of `begin` before each `finish`."""
+        """The number of early rounds, which is that of `begin` calls before each `finish`."""
         self._collectives = Collectives(world)
 
     @property
@@ -74,9 +74,9 @@ class NodeSum:
     ) -> Begun:
         """Send an early node of this rank, and receive the others'. Raises: PeerLostError.
 
-        All ranks call it, also one without a node. vectors: of the node; kept until the sum. like:
-        a vector as long. place: one for each sum that is begun at a time. cuts: of a `to_owners`
-        that follows.
+        All ranks call it, even without a node. vectors: the node's, kept until the sum. like: any
+        vector of that length. place: a key for scratch, different for sums that overlap in time.
+        cuts: those of the `to_owners` that follows, if one does.
         """
         name, make = self._to_owners(cuts) if cuts else (1, self._make(1))
         ranks, inputs = range(self.world.world_size), self._inputs(vectors)
@@ -93,10 +93,10 @@ class NodeSum:
         cuts: Sequence[int],
         begun: Begun | None = None,
     ) -> None:
-        """Leave this rank's shard of the root in `total`, maybe one of the vectors.
+        """Write this rank's shard of the root into `total`, which may be one of the vectors.
 
-        vectors: not sent early; may be changed. cuts: ends of shards, from 0. Raises:
-        PeerLostError.
+        vectors: those not sent early; they may be changed. cuts: ends of shards, from 0.
+        Raises: PeerLostError.
         """
         name, make = self._to_owners(cuts)
         ranks, inputs = range(self.world.world_size), self._inputs(vectors)
@@ -196,7 +196,7 @@ class NodeWire:
         return self._sum(vectors)
 
     def sum_rows(self, vectors: list[Tensor], codec: RowCoding) -> Tensor:
-        """Return the sum, with nodes and total encoded on the way, by rows that stand alone."""
+        """Return the sum; nodes and total travel encoded, each row by itself."""
         num_elements = vectors[0].numel()
         missing = -num_elements % codec.row_elements
         if missing:
@@ -206,7 +206,7 @@ class NodeWire:
     def gather(self, payloads: list[Tensor], equal_lengths: bool = False) -> list[Tensor]:
         """Return all nodes' payloads (uint8) in node order, from this rank's.
 
-        equal_lengths: whether all nodes' are as long, so that ranks need not tell each other.
+        equal_lengths: whether all payloads have one length, so that ranks need not exchange it.
         """
         group = self.world.exchange_group
         if group is None:
@@ -235,7 +235,7 @@ class NodeWire:
         return [row[:count].tolist() for row, count in zip(rows, counts, strict=True)]
 
     def _all_gather(self, vector: Tensor) -> list[Tensor]:
-        """Gather equally long vectors. In a ring every rank sends on all but one of them."""
+        """Gather vectors of equal length. In a ring every rank sends all of them but one."""
         rows = [torch.empty_like(vector) for _ in self._nodes_of_rank]
         with peers_may_be_lost(self.world):
             dist.all_gather(rows, vector, group=self.world.exchange_group)

@@ -1,8 +1,8 @@
-"""Lanes and meshes: Gloo groups over which runs of bytes go to and fro between two ranks.
+"""Lanes and meshes: Gloo groups through which two ranks send bytes to each other.
 
-A group of all ranks cannot lose one. If a rank may be lost, others have a lane to it, which alone
-breaks. Its two ends make it, in a store under a name, whatever other ranks do. Where all ranks are
-needed anyway, a mesh has lines between any two. Bytes are on the host; a GPU's are copied.
+A Gloo group of all ranks breaks if one is lost. For a rank that may be lost, the others have lanes,
+each a group of two that breaks alone. Two ranks create a lane by themselves, under a name in a
+store. If all ranks are needed anyway, a mesh connects every pair. Bytes are in host memory.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,19 @@ from firecaffe.cluster.groups import without_source
 from firecaffe.errors import PeerLostError
 
 FOREVER = timedelta(days=30)
-"""The time for an answer: slow ranks are waited for, and the watch knows lost ones."""
+"""The time-out of an operation: slow ranks are waited for, and the watch reports lost ones."""
 
 CUT = timedelta(milliseconds=1)
 
 DATA, NOTHING = 0, 1
-"""Tags. Nothing is ever sent with the second; a mesh may have others, from 2 on."""
+"""Tags. Nothing is ever sent with NOTHING; a mesh may have other tags, from 2 on."""
 
 
 class Line:
     """A connection to another rank of a Gloo group. Bytes of one tag arrive in order."""
 
     def __init__(self, group: Any, other: int, send_tag: int = DATA, receive_tag: int = DATA):
-        """Use a Gloo group; the end of rank `other` has the tags the other way around."""
+        """Use a Gloo group. The line's other end, on rank `other`, has the two tags swapped."""
         self._group, self._other = group, other
         self._tags = send_tag, receive_tag
         self.sent_bytes = self.received_bytes = 0
@@ -42,11 +42,11 @@ class Line:
         self.begin_send(data)()
 
     def receive(self, data: Tensor) -> None:
-        """Receive as many bytes as are sent. Raises: PeerLostError."""
+        """Receive into `data`, as long as what is sent. Raises: PeerLostError."""
         self.begin_receive(data)()
 
     def begin_send(self, data: Tensor) -> Callable[[], None]:
-        """Begin to send; keep `data` as it is until the returned call, which waits for the end."""
+        """Begin to send; return a function that waits for the end. Do not change `data` before."""
         wait = _begin(lambda: self._group.send([data], self._other, self._tags[0]))
 
         def finish() -> None:
@@ -66,7 +66,7 @@ class Line:
 
     def cut(self) -> None:
         """Break the connection, so that another thread's wait ends with an error."""
-        # An operation that is too late closes the connection under all others (torch 2.13).
+        # An operation that times out closes the connection for all others (torch 2.13).
         with suppress(RuntimeError):
             self._group.recv([torch.empty(1)], self._other, NOTHING).wait(CUT)
 
@@ -75,18 +75,18 @@ class Lane(Line):
     """One end of a group of two ranks, whose sends and receives alternate."""
 
     def __init__(self, store: Store, name: str, is_first: bool, timeout_s: float) -> None:
-        """Meet the other end. Raises: PeerLostError if it does not come in time."""
+        """Connect to the other end. Raises: PeerLostError if it does not connect in time."""
         rank = int(not is_first)
         super().__init__(_group(PrefixStore(f"lane/{name}", store), rank, 2, timeout_s), 1 - rank)
 
 
 class LaneMesh:
-    """Lines between any two ranks of a world, in one group: if one is lost, all are."""
+    """Lines between any two ranks of a world, in one group: if one line is lost, all are."""
 
     def __init__(
         self, store: Store, name: str, rank: int, world_size: int, timeout_s: float
     ) -> None:
-        """Meet all other ranks. Raises: PeerLostError if one does not come."""
+        """Connect to all other ranks. Raises: PeerLostError if one does not connect in time."""
         self.rank, self.others = rank, [other for other in range(world_size) if other != rank]
         lane_store = PrefixStore(f"mesh/{name}", store)
         self._group = _group(lane_store, rank, world_size, timeout_s)

@@ -34,14 +34,14 @@ from firecaffe.schema import Count, decoded
 PING_BYTES = 8
 PINGS = 100
 IN_FLIGHT = 4
-"""Messages of a stream under way at once: the link is never idle between two of them."""
+"""Messages of a stream in flight: the link is never idle between two of them."""
 FIRST_STREAM_BYTES = 2**16
 MOST_MESSAGE_BYTES = 2**22
 LEAST_STREAM_S = 0.2
 """Least seconds of a stream: a shaped link lets its first 100 kB or so pass unshaped."""
 STREAMS = 5
 MOST_GROWTH = 4.0
-"""Most growth from one stream to the next: bytes that passed unshaped said too much."""
+"""Most growth from one stream to the next: unshaped bytes suggest too high a bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class MeasuredLink:
 
     @property
     def latency_s(self) -> float:
-        """α: half a round trip of 8 bytes; a tenth of all samples are quicker."""
-        # The median would be that of a busy host: other work of its processors makes a round trip
-        # longer, never shorter.
+        """α: half a round trip of 8 bytes, the 10th percentile of all samples."""
+        # The median would include a host's other work, which makes a round trip longer, never
+        # shorter.
         return sorted(self.latency_samples_s)[len(self.latency_samples_s) // 10]
 
     @property
@@ -83,7 +83,7 @@ def measure_link(
     if group is None or first == second:
         raise ValueError(f"a link has two ends; these are rank {first} and rank {second}")
     # Ranks that are neither end only wait. All get the first rank's figures. After `most_s` seconds
-    # the samples so far have to do.
+    # no more samples are taken.
     if world.rank in (first, second):
         starts = world.rank == first
         peer = second if starts else first
@@ -120,7 +120,7 @@ def latency_samples_s(
             is_last = bool(ball[0])
             dist.send(ball, group_dst=peer, group=group)
         return []
-    # The first half warms up. There are fewer if all together would take longer than `most_s`.
+    # The first half of the pings warms up. There are fewer pings if `most_s` is over.
     samples = list[float]()
     begin_s = time.perf_counter()
     while not ball[0]:
@@ -150,7 +150,7 @@ def bandwidth_samples_bytes_per_s(
             _stream(group, peer, False, stream_bytes, device)
         return samples
     # Streams grow until one takes `least_s` seconds; shorter ones warm up. After `most_s` the next
-    # one that is long enough is the last. Each ends with the receiver's confirmation.
+    # stream that is long enough is the last. Each stream ends with the receiver's confirmation.
     stream_bytes = FIRST_STREAM_BYTES
     begin_s = time.perf_counter()
     while len(samples) < streams:
@@ -221,7 +221,7 @@ NAME = "links.json"
 MOST_AGE_S = 24 * 3600.0
 
 MOST_LINKS = 1000
-"""Most links that are kept, the newest."""
+"""The most links that are kept; the oldest are dropped."""
 
 MOST_BYTES = 1_000_000
 
@@ -233,7 +233,7 @@ Real = Annotated[float, Meta(gt=0, le=1e30)]
 @dataclass(frozen=True)
 class KnownLink:
     ranks: str
-    """The digest of `described`, of all ranks."""
+    """The digest of all ranks' `described`."""
     measured_at_s: Real
     """Seconds since 1970."""
     latency_s: Real
@@ -253,7 +253,7 @@ VERSION = 1
 def described(device_type: str, place: Sequence[str]) -> str:
     """Return the properties of this rank on which a link depends. place: its host's names."""
     name = os.environ.get(GLOO_INTERFACE) or _interface_to(os.environ.get("MASTER_ADDR", ""))
-    # The interface's own address tells a host that was rebuilt under its name from the one before.
+    # The hardware address distinguishes a rebuilt host from an earlier host of the same name.
     addresses = psutil.net_if_addrs().get(name, [])
     hardware = [address.address for address in addresses if address.family == psutil.AF_LINK]
     nccl = os.environ.get("NCCL_SOCKET_IFNAME", "")
@@ -265,13 +265,13 @@ def _interface_to(host: str) -> str:
 
 
 def recall(ranks: Sequence[str]) -> KnownLink | None:
-    """Return the link between ranks described so, if it was measured within a day."""
+    """Return the link between ranks with these descriptions, if it was measured within a day."""
     key = _digest(ranks)
     return next((known for known in reversed(_read()) if known.ranks == key), None)
 
 
 def remember(ranks: Sequence[str], latency_s: float, bandwidth_bytes_per_s: float) -> None:
-    """Store the figures, as of now, if that is possible."""
+    """Store the figures with the present time, if the file can be written."""
     key = _digest(ranks)
     kept = [known for known in _read() if known.ranks != key][1 - MOST_LINKS :]
     kept.append(KnownLink(key, time.time(), latency_s, bandwidth_bytes_per_s))

@@ -1,12 +1,12 @@
 """The ranks of one host: memory that they share, and a barrier that notices a lost rank.
 
 Memory is anonymous (memfd) and passed over sockets, so a killed rank leaves nothing behind. Each
-pair of ranks has a socket. A barrier is a number to and from each; the end of a process closes its
-sockets, which wakes all that wait.
+pair of ranks has a socket. In a barrier, each rank sends a number to every other and receives one
+from it. The end of a process closes its sockets, which wakes all waiting ranks.
 
-The sockets carry the memory in which gradients are. So each rank listens in a folder that only its
-user may enter, the other side must be the same user (`SO_PEERCRED`), and both must say what their
-ranks have told the others over the process group. Others are turned away; the wait continues.
+The sockets carry the memory that holds gradients. So each rank listens in a folder that only its
+user may enter, both sides must be the same user (`SO_PEERCRED`), and each must send the token that
+its rank has given the others over the process group. Other connections are closed.
 """
 
 import hmac
@@ -33,7 +33,7 @@ from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.errors import PeerLostError
 
 NUMBER = struct.Struct("!I")
-"""The number of a rank on its host, as it is sent."""
+"""The local rank, as it is sent."""
 
 TOKEN_BYTES = 32
 
@@ -92,7 +92,7 @@ def connect_local(
                     check_answer(sockets[number], hellos[number])
             except OSError as error:
                 raise PeerLostError(f"another rank of this host went away: {error}") from error
-        opened.pop_all()  # from here on their holder closes them
+        opened.pop_all()  # from here on, the caller closes them
         return tuple(sockets.get(number) for number in range(size))
 
 
@@ -102,7 +102,7 @@ def hello(number: int, token: bytes) -> bytes:
 
 @contextmanager
 def in_folder(folder: str) -> Iterator[str]:
-    """Yield a short path of a folder's socket, because an address has 107 bytes at most."""
+    """Yield a short path to a folder's socket, because an address has 107 bytes at most."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         yield f"/proc/self/fd/{descriptor}/{NAME}"
@@ -143,7 +143,7 @@ def is_same_user(peer: socket.socket) -> bool:
 def let_in(
     listener: socket.socket, expected: Mapping[int, bytes], timeout_s: float
 ) -> Iterator[tuple[int, socket.socket]]:
-    """Yield the expected ranks as they connect; turn others away. Raises: OSError."""
+    """Yield the expected ranks as they connect; close other connections. Raises: OSError."""
     missing, silent = dict(expected), dict[int, socket.socket]()
     until_s = time.monotonic() + timeout_s
     poll = select.poll()
@@ -189,7 +189,7 @@ def who_says(comer: socket.socket, expected: Mapping[int, bytes]) -> int | None:
 
 
 def check_answer(peer: socket.socket, expected: bytes) -> None:
-    """Check that the rank that was reached says what is expected. Raises: OSError."""
+    """Check that the peer sends the expected token. Raises: OSError."""
     if not hmac.compare_digest(peer.recv(len(expected)), expected):
         raise ConnectionError("what listens there is no rank of this run")
 
@@ -222,7 +222,7 @@ class LocalRanks:
         poll = select.poll()
         for descriptor in waiting:
             poll.register(descriptor, select.POLLIN)
-        # Not one by one, to see the end of a rank also while another is late.
+        # Poll all at once, to notice that a rank has ended even while another is late.
         while waiting:
             first = next(iter(waiting.values()))
             timeout_s = first.gettimeout()
@@ -240,7 +240,7 @@ class LocalRanks:
         """Make one vector for each local rank, which all can read and write. Raises: PeerLostError.
 
         All local ranks call it in the same order. own: this rank's vector, which moves into shared
-        memory with all its views; without it, or without room for it, one of zeros.
+        memory with all its views; without it, or without room for it, the new vector is zeros.
         """
         num_bytes = max(1, num_elements * dtype.itemsize)
         moved = None if own is None else _move(own)
@@ -257,7 +257,7 @@ class LocalRanks:
                 for local_rank, peer in enumerate(self.sockets):
                     if peer is not None:
                         [by_rank[local_rank]] = self._receive(local_rank, peer, 1)
-            # By path, so that no descriptor stays open; there may be many vectors.
+            # Map by path, so that no descriptor stays open; there may be many vectors.
             paths = [f"/proc/self/fd/{by_rank[local_rank]}" for local_rank in range(self.size)]
             return [
                 own
@@ -301,7 +301,7 @@ class LocalRanks:
     def _lost(
         self, local_rank: int, error: OSError | None, last_word: int | None = None
     ) -> PeerLostError:
-        # A rank that has lost another ends too, so ask which one was first, and tell the others.
+        # A rank that loses another ends, too. So read which rank was lost first, and pass it on.
         if last_word is None:
             last_word = self._last_word(local_rank)
         for peer in self.sockets:
@@ -346,7 +346,7 @@ def ranks_per_host(world: Group) -> int:
     size = world.local_world_size
     stated = gather_text(world, f"{size} {world.rank - world.local_rank}")
     is_regular = stated == [f"{size} {rank - rank % size}" for rank in range(world.world_size)]
-    # A rank that finds them regular finds its own size in all of them.
+    # If hosts are regular on one rank, all ranks have its size, so all return the same.
     return size if is_regular and world.world_size % size == 0 else 1
 
 

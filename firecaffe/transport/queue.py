@@ -18,14 +18,14 @@ class Mark(Protocol):
     """A place in a device's queue."""
 
     def is_over(self) -> bool:
-        """Whether the device has got there. Does not wait."""
+        """Whether the device has reached it. Does not wait."""
 
     def seconds_after(self, earlier: Any) -> float:
         """Return seconds from an earlier mark to this one; both are over."""
 
 
 class Queue(Protocol):
-    """The work of one rank's device, as its step and its exchange see it."""
+    """The work of one rank's device: a queue for its step, and one for its exchange."""
 
     @property
     def works_behind(self) -> bool:
@@ -39,7 +39,7 @@ class Queue(Protocol):
 
     @contextmanager
     def beside(self, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
-        """Fill a second queue in the block, for the exchange; `tensors` were made in this one."""
+        """Queue the block's work in the exchange's queue; `tensors` come from the current one."""
 
     def to_host(self, tensor: Tensor) -> Tensor:
         """Copy a tensor to the host; the copy is complete once a later mark is over."""
@@ -99,7 +99,7 @@ class GpuQueue:
     @contextmanager
     def beside(self, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
         for tensor in tensors:
-            tensor.record_stream(self._beside)  # its memory is not reused before
+            tensor.record_stream(self._beside)  # keep its memory until this stream has used it
         with torch.cuda.stream(self._beside):
             yield
 

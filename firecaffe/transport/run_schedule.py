@@ -48,13 +48,13 @@ class Begun:
     """A schedule whose early rounds are done."""
 
     scratch: Tensor
-    """The elements that have arrived, until the rest is done."""
+    """The elements that have arrived in early rounds."""
     inputs: Mapping[int, Tensor]
-    """This rank's inputs that have been sent, by their place among its own."""
+    """This rank's inputs that have been sent, by their index among its own."""
 
 
 class Collectives:
-    """Runs schedules on vectors. This rank's part is worked out once for each length."""
+    """Runs schedules on vectors. This rank's part is planned once for each vector length."""
 
     def __init__(self, world: Group) -> None:
         self.world = world
@@ -74,12 +74,12 @@ class Collectives:
         sum_inputs: SumInputs | None = None,
         begun: Begun | None = None,
     ) -> None:
-        """Carry out this rank's part of a schedule in place, or its rest. Raises: PeerLostError.
+        """Carry out this rank's part of a schedule in place. Raises: PeerLostError.
 
-        name: stands for `make` in later calls. ranks: the world's ranks that run it; this is one.
-        lane: vectors of one lane go one after the other. inputs: this rank's, by their place among
-        its own, as long as the vector; may be changed. begun: the early rounds, which all ranks
-        have done.
+        name: the key of `make`'s plan. ranks: the world's ranks that run it, this one among them.
+        lane: vectors of one lane go one after the other. inputs: this rank's, by their index among
+        its own, as long as the vector; they may be changed. begun: the early rounds, if all ranks
+        have done them; only the later rounds then run.
         """
         plan = self._plan_for(name, make, vector, ranks)
         parts, all_inputs = plan.parts, dict(inputs or {})
@@ -122,7 +122,7 @@ class Collectives:
         key = name, vector.numel(), vector.dtype
         if key not in self._plans:
             index = ranks.index(self.world.rank)
-            # NCCL tells a pair's messages apart by their order alone and wants a round's at once.
+            # NCCL matches a pair's messages by order alone, and needs a round's in one call.
             cuts = not vector.is_cuda
             self._plans[key] = _plan(make, vector.numel(), vector.itemsize, index, cuts)
         return self._plans[key]
@@ -142,7 +142,7 @@ class Collectives:
         is_gloo, begun_s = not vector.is_cuda, time.perf_counter()
         sent = sum(sent_elements(part.rounds) for part in parts)
         self.world.traffic.add(sent * vector.itemsize)
-        # A single part, of inputs, may have more, which holds elements of earlier rounds.
+        # A single part with inputs may have more scratch, with elements of earlier rounds.
         needed = [scratch_elements(part.rounds) for part in parts]
         scratch = whole_scratch.split_with_sizes(needed) if len(parts) > 1 else [whole_scratch]
         execute(
@@ -179,8 +179,8 @@ def _plan(
     make: Callable[[int], Schedule], num_elements: int, itemsize: int, rank: int, cuts: bool
 ) -> _Plan:
     whole = make(num_elements)
-    # Shards that stay with their owners are those of the whole vector; and inputs are many messages
-    # without pieces (LOG.md).
+    # Shards that stay with their owners are cut from the whole vector, and inputs are already many
+    # messages without pieces (LOG.md).
     stays = whole.kind in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL) or bool(whole.inputs)
     parts = pieces(whole, itemsize) if cuts and not stays else [(0, num_elements)]
     schedules = {num_elements: whole}

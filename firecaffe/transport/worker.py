@@ -1,7 +1,7 @@
-"""A thread that runs one task after the other, and that no process waits for at its end.
+"""A thread that runs tasks one after the other, and that does not delay the process's exit.
 
-`concurrent.futures` joins its threads when the interpreter ends; one that waits for a lost rank
-would hold the process up until the process group's time is over.
+`concurrent.futures` joins its threads when the interpreter ends. A thread that waits for a lost
+rank would delay that until the process group times out.
 """
 
 import threading
@@ -57,13 +57,13 @@ class Worker:
             self.failure = error
         while (item := self._tasks.get()) is not None:
             self._do(*item)
-            # Do not keep it until the next one: it may hold a step's tensors.
+            # Do not keep a done task until the next one: it may hold a step's tensors.
             del item
 
     def _do(self, future: Future[T], task: Callable[[], T]) -> None:
         try:
-            # A later task would send to ranks that still wait for the failed one's messages. They
-            # would take these for those (Gloo ends a process that gets too many bytes).
+            # After a failed task, other ranks still wait for its messages. They would mistake a
+            # later task's messages for them (Gloo ends a process that gets too many bytes).
             if self.failure is not None:
                 raise self.failure
             future.set_result(task())
@@ -73,8 +73,8 @@ class Worker:
 
 
 def wait_for(world: Group, futures: Iterable[Future[Any]], workers: Sequence[Worker]) -> None:
-    """Wait for all futures. Raises: PeerLostError; the error that a worker has met."""
-    # A thread that waits for a lost rank may never end, so look at the watch and the other workers.
+    """Wait for all futures. Raises: PeerLostError, or the error of a worker's task."""
+    # A thread that waits for a lost rank may never end, so check the watch and the other workers.
     pending = set(futures)
     while pending:
         if world.watch is not None:
