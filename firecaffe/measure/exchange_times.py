@@ -1,6 +1,6 @@
 """Times exchanges in turns, under conditions that are recorded, and measures what a codec loses.
 
-Sums are checked before, and every result again. The names algbw and busbw are those of nccl-tests.
+Sums are checked before timing, and so is each timed result. algbw and busbw are nccl-tests' names.
 """
 
 import json
@@ -171,7 +171,7 @@ def _timing(
 
 
 def way_of(route: Route, num_elements: int) -> tuple[str, int | None]:
-    """The way of a float32 sum, and the bytes one way through the busiest rank's port."""
+    """Return how a float32 sum travels, and the bytes one way through the busiest rank's port."""
     if route.algorithm == NATIVE:
         return GROUP, None
     if route.shares_memory and route.senders == 1:
@@ -190,7 +190,7 @@ def _time_size(
     by_name = {name: _OwnTimes([], [], 0) for name in sums}
     is_coded = not all(isinstance(way, Exchange) for way in sums.values())
     noisy = noise(world.rank, num_elements).to(world.device) if is_coded else local_vector
-    # Shared by all exchanges that do not need their own memory.
+    # All exchanges that do not need their own memory share this vector.
     plain = torch.empty_like(local_vector)
     vectors = {
         name: plain
@@ -246,12 +246,12 @@ ROUNDING = {
 def error_bound(name: str, num_elements: int) -> float:
     """Bound a first sum's L2 error, as a multiple of the sum of the summands' norms.
 
-    Row codecs encode twice: on the way out and as totals. Other codecs encode once, and what they
-    decode is never farther from the vector than zero is.
+    Row codecs encode twice: each node, and the total. Other codecs encode once, and their decoded
+    vector is never farther from the original than zero is.
     """
     if name in ROUNDING:
         return ROUNDING[name] * (2 + ROUNDING[name])
-    # A part of the elements; or a mean for each sign, tau or times tau towards zero, a projection.
+    # top_k decodes a part of the elements; others a mean per sign, multiples of tau, a projection.
     return sqrt(1 - num_sent(num_elements) / num_elements) if name == "top_k" else 1.0
 
 
@@ -263,7 +263,7 @@ def make_encoders(names: Sequence[str]) -> dict[str, Encoder]:
 
 
 class OneNodeEach:
-    """An `EncodedSum` through a compressor, whose memory lasts from sum to sum."""
+    """An `EncodedSum` by a compressor with one node per rank; its memory lasts from sum to sum."""
 
     def __init__(self, world: World, name: str, num_elements: int) -> None:
         self.name = name

@@ -77,7 +77,7 @@ MOST_CLOCK_DIFFERENCE_S = 1.0
 LEAST_FREE_SHARE = 0.1
 
 MOST_LOOKUP_S = 2.0
-"""A name server that does not answer is waited for 5 s by default."""
+"""By default, a lookup waits 5 s for a name server that does not answer."""
 
 MOST_LATENCY_RATIO = 2.0
 
@@ -172,7 +172,7 @@ Samples = Sequence[Sequence[float]]
 
 
 def slower(samples: Mapping[int, Sequence[float]]) -> dict[int, tuple[float, float]]:
-    """The keys whose rates are below all others' beyond the noise, with (own, others') medians."""
+    """Return the keys whose rates are significantly below all others', with both medians."""
     return _slower(
         {
             name: ([own], [rates for other, rates in samples.items() if other != name])
@@ -183,7 +183,7 @@ def slower(samples: Mapping[int, Sequence[float]]) -> dict[int, tuple[float, flo
 
 
 def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[float, float]]:
-    """Run one-sided rank-sum tests of (own, others), at ALPHA over all together (Holm)."""
+    """Run one-sided rank-sum tests of (own, others), at ALPHA over all tests (Holm)."""
     from scipy.stats import (
         mannwhitneyu,
     )  # the import takes a second, and most importers of this file do not test
@@ -282,11 +282,11 @@ def _link(name: str, pairs: Sequence[PairLink], group: int) -> Link:
 
 
 def _with_exchanges(cluster: Cluster, measured: MeasuredCluster) -> Cluster:
-    """Add what exchanges tell of the outermost link: a message's time, and their efficiency.
+    """Add what exchanges show about the outermost link: its latency, and efficiencies by exchange.
 
-    The smallest exchange has hardly any bytes. So it tells how long a message takes with all that
-    the software does for it, which a round trip of two idle ranks leaves out. An efficiency is the
-    time by the links alone over the measured time, of the largest exchange.
+    The smallest exchange has hardly any bytes. So its time shows a message's latency including all
+    work of the software, which a round trip between two idle ranks leaves out. An efficiency is the
+    predicted time over the measured time of the largest exchange.
     """
     if not measured.exchanges:
         return cluster
@@ -308,7 +308,7 @@ def _with_exchanges(cluster: Cluster, measured: MeasuredCluster) -> Cluster:
             latencies_s.append((1 + of_messages) * link.latency_s)
     latency_s = max(link.latency_s, median(latencies_s) if latencies_s else 0.0)
     efficiency: dict[str, float] = {}
-    # Codecs last: they travel by other exchanges, whose efficiency is in their price already.
+    # Codecs come last: they use other exchanges, whose efficiency is already in their price.
     for name in sorted(measured.exchanges, key=MEASURED.__contains__):
         plain = {other: share for other, share in efficiency.items() if other not in MEASURED}
         on = with_link(latency_s=latency_s, efficiency=plain if name in MEASURED else {})

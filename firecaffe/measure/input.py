@@ -1,7 +1,7 @@
 """Times the stages of the input, each by itself and all together.
 
-Each stage has all threads, and its input lies in memory. Storage is read cold (the system is asked
-to forget the files) and warm, one sample at a time in random order, as in training.
+Each stage has all threads, and its input is in memory. Storage is read cold (the system is asked to
+drop the files from its cache) and warm, one sample at a time in random order, as in training.
 """
 
 import os
@@ -109,10 +109,10 @@ def raw_stages(
 def formats(
     found: StoredImages, shape: tuple[int, ...], threads: int, beside: Path
 ) -> dict[str, float]:
-    """Images per second from cold storage, for the same images as files and as shards.
+    """Return images per second from cold storage, for the same images as files and as shards.
 
-    Both are written anew, as caches below the system would favor what was written last. shape: of
-    raw images, else empty.
+    Both are written anew, because caches below the system would favor what was written last. shape:
+    that of raw images; empty for encoded images.
     """
     rates = {}
     for name, write in (("a folder of files", _as_folder), ("packed", _as_shards)):
@@ -169,7 +169,7 @@ def _storage(
 
 @contextmanager
 def _cold(files: Iterable[Path]) -> Iterator[bool]:
-    """Ask the system to drop these files from its cache; yields whether it could."""
+    """Ask the system to drop these files from its cache; yield whether it could."""
     is_cold = hasattr(os, "posix_fadvise")
     count = 0
     for path in files if is_cold else ():

@@ -1,4 +1,4 @@
-"""Checks exchanges, by vectors of a known sum and by schedules that one process runs for all."""
+"""Checks exchanges with vectors of a known sum, and with schedules run in a single process."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from firecaffe.transport.exchange import Exchange
 
 
 def interpret(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor]:
-    """Return all ranks' vectors after the schedule, from those of each rank, or each input."""
+    """Run a schedule on the vector of each rank, or input; return all ranks' vectors after it."""
     nodes = [node for of_rank in schedule.inputs for node in of_rank]
     if nodes:
         held = [torch.full_like(vectors[0], torch.nan) for _ in schedule.inputs]
@@ -94,11 +94,11 @@ SumsByName = Mapping[str, Exchange | EncodedSum]
 
 
 def summand(rank: int, world_size: int, num_elements: int) -> Tensor:
-    """The rank's float32 vector of whole numbers, shape (num_elements,).
+    """Return the rank's float32 vector of whole numbers, shape (num_elements,).
 
-    It is a pattern times a weight of the rank, plus a second such product, so a rank that is
-    missing or counted twice shows. No partial sum exceeds 2^24 up to 2193 ranks, so every order of
-    addition gives the same bits.
+    It is a pattern times a weight of the rank, plus a second such product, so a missing or doubled
+    rank changes the sum. Up to 2193 ranks no partial sum exceeds 2^24, so every order of addition
+    gives the same bits.
     """
     return _combine(_weights(world_size)[:, rank], num_elements)
 
@@ -108,7 +108,7 @@ def true_sum(world_size: int, num_elements: int) -> Tensor:
 
 
 def noise(rank: int, num_elements: int) -> Tensor:
-    """The rank's normal random numbers, which resemble gradients; codecs are timed with them."""
+    """Return the rank's normal random numbers, which resemble gradients, for timing codecs."""
     block = _random(rank, min(num_elements, _PERIOD))
     return block.repeat(-(-num_elements // _PERIOD))[:num_elements]
 
@@ -125,9 +125,9 @@ def checks_bits(route: Route, num_elements: int) -> bool:
 def check_exchanges(world: World, make: Callable[[int], SumsByName], sizes: Sequence[int]) -> None:
     """Compare every sum with the true sum, for every number of float32 elements in `sizes`.
 
-    make: makes the sums for vectors of so many elements. Exchanges in tree order must also give the
-    tree's bits, if vectors are small. Encoded sums must be within their bound, equal on all ranks
-    and, if small, equal to one process's. Raises: PeerLostError; NotIdenticalError on every rank.
+    make: makes the sums for a number of elements. Exchanges in tree order must also give the tree's
+    bits, if vectors are small. Encoded sums must be within their bound, equal on all ranks and, if
+    small, equal to a single process's. Raises: PeerLostError; NotIdenticalError on every rank.
     """
     fault = ""
     for num_elements in sizes:

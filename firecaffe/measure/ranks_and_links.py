@@ -67,7 +67,7 @@ class RankFacts:
     file_write_bytes_per_s: float
     file_read_bytes_per_s: float
     name_lookup_s: float
-    """Seconds until the name of rank 0's address was found, or was not."""
+    """Seconds of the lookup of rank 0's address and its name, found or not."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def look_over(
 
 
 def _name_lookup_s() -> float:
-    # As torch's store looks up each host that it connects to, and then the name of its address.
+    # torch's store looks up each host that it connects to, and then the name of its address.
     host, mapped = os.environ.get("MASTER_ADDR", "127.0.0.1"), socket.AI_V4MAPPED
     begun = time.perf_counter()
     with suppress(OSError):
@@ -191,7 +191,7 @@ def _measure(world: World, first: int, second: int, in_host: bool) -> PairLink:
 
 
 def _clock(world: World) -> tuple[float, float]:
-    """Measure this clock minus the first rank's, and half the time that the question took."""
+    """Measure this clock minus the first rank's, and its error: half the time of the gathering."""
     best = float("inf"), 0.0
     for _ in range(5):
         gather_text(world, "")
@@ -229,7 +229,7 @@ def _copy_rates(device: torch.device) -> list[float]:
 
 
 def _file_rates(folder: Path, rank: int) -> tuple[float, float]:
-    """Measure bytes/s to write and sync a file, and to read it again without the page cache."""
+    """Measure bytes/s to write and sync a file, and to read it without the page cache."""
     path = folder / f".firecaffe-check-{socket.gethostname()}-{os.getpid()}-{rank}"
     data = os.urandom(1 << 20) * (FILE_BYTES >> 20)
     try:

@@ -1,8 +1,8 @@
 """Times steps of a recipe on this device, with the same parts as a training.
 
-No other worker takes part, or only an exchange whose result nobody needs. The planner uses the
-times of a micro-batch's forward and backward, of fetching it, and of the update. torch's
-profiler tells them by type of layer.
+No other worker takes part, except in an exchange whose result is not used. The planner uses the
+times of a micro-batch's forward and backward, of fetching it, and of the update. torch's profiler
+splits the first by type of layer.
 """
 
 import dataclasses
@@ -44,12 +44,12 @@ from firecaffe.transport.local_ranks import LocalRanks
 from firecaffe.transport.worker import Worker
 
 MOST_MICRO_BATCHES = 4
-"""The most micro-batches of a timed step; with these the rest of a step is a small part of each."""
+"""The most micro-batches of a timed step: enough that the step's fixed time is a small share."""
 
 FEWEST_STEPS, WARM_UP = 7, 2
 
 RATE = 1e-6
-"""Factor on the recipe's learning rate, at which some networks would diverge in timed steps."""
+"""Factor on the recipe's learning rate: at the full rate, some networks would diverge."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def time_steps_beside_exchange(
     micro_batches: int,
 ) -> StepTimes:
     """Time steps while vectors of a bucket's length are summed. Raises: PeerLostError."""
-    # A ring keeps all ports busy both ways; a tree's ranks would lose less.
+    # A ring keeps all ports busy both ways; a tree would slow its ranks less.
     exchange = Exchange.of_vectors(world, "ring" if local is None else "tree", local)
     vector = exchange.empty(max(1, recipe.exchange.bucket_bytes // 4), torch.float32, world.device)
     is_over = threading.Event()
@@ -200,7 +200,7 @@ def dataset_of(recipe: CheckedRecipe, least: int) -> Dataset:
     if not work.num_classes or not work.layout.channels:
         return TensorDataset(*work.layout.made_up(2 * least))
     images = torch.randint(0, 256, (2 * least, *work.layout.inputs.shape), dtype=torch.uint8)
-    # A network of one's own may have fewer outputs than are usual for such images.
+    # A user's own network may have fewer outputs than are usual for such images.
     labels = torch.zeros(2 * least, dtype=torch.long)
     return TensorDataset(images, labels, work.num_classes)
 
