@@ -1,6 +1,6 @@
-"""Whether code of a network or of data asks how many ranks there are, which would decide its bits.
+"""Detects code of networks and data that asks for the number of ranks, which may decide its bits.
 
-Code that asks for its rank alone need not be watched: ranks compare what they compute.
+Code that asks only for its own rank need not be detected: ranks compare what they compute.
 """
 
 import os
@@ -18,13 +18,13 @@ VARIABLES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
 SIZE = "get_world_size"
 
 HARMLESS = ("is_", "get_rank", "get_node_local_rank", "get_backend", "WORLD", "<")
-"""Beginnings of functions in torch.distributed whose answers no number of ranks decides."""
+"""Prefixes of functions in torch.distributed whose answers do not depend on the number of ranks."""
 
 LOOKS = ("os", "collections.abc")
-"""Modules that a look at the environment goes through."""
+"""Modules through which a read of the environment passes."""
 
 LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "firecaffe"))
-"""Packages whose calls do not count: they load modules, and ask for themselves."""
+"""Packages whose calls do not count: they load modules, or ask for their own purposes."""
 
 C10D, SIZE_OF = "torch.distributed.distributed_c10d", "_get_group_size"
 """Torch's function that `get_world_size` asks, and its module."""
@@ -32,10 +32,10 @@ C10D, SIZE_OF = "torch.distributed.distributed_c10d", "_get_group_size"
 
 @contextmanager
 def world_asked() -> Iterator[list[str]]:
-    """Yield a list that names, after the block, what its code has asked or sent ranks.
+    """Yield a list that names, after the block, how its code asked for ranks or exchanged data.
 
-    Code of torch and of Python's library does not count, nor what runs in other threads. If a
-    profiler is at work, exchanges are not seen: Python has room for one.
+    Code of torch and of Python's library does not count, nor do other threads. If a profiler is
+    active, exchanges are not seen: Python allows only one profiler.
     """
     asked: dict[str, None] = {}
     names: list[str] = []
@@ -60,7 +60,7 @@ def world_asked() -> Iterator[list[str]]:
 def size_asked() -> Iterator[list[str]]:
     """Yield a list that names how the block's code asks for the number of ranks.
 
-    Unlike `world_asked` it sees no exchange, and costs nothing but where one asks: opening data may
+    Unlike `world_asked` it sees no exchange, and costs time only when code asks: opening data may
     take millions of calls. Other threads do not count.
     """
     asked: dict[str, None] = {}
@@ -109,7 +109,7 @@ def _asked_by(frame: FrameType) -> str:
 
 
 def _is_of_library(frame: FrameType, through: Sequence[str] = ()) -> bool:
-    """Whether a library calls a frame, apart from the modules that the call goes through."""
+    """Whether a library calls a frame; callers in the modules `through` are skipped."""
     caller = frame.f_back
     while caller is not None:
         module = str(caller.f_globals.get("__name__"))

@@ -1,8 +1,8 @@
 """Plain attributes of networks, losses and data sets: what they carry over from call to call.
 
-No checkpoint and no other worker has them. A value that forward carries over from micro-batch to
-micro-batch (a count of calls, a hidden state, a generator) thus breaks the promise; one that it
-writes before it reads it (a cache) does not.
+No checkpoint and no other worker has them. So a value that forward carries over from micro-batch to
+micro-batch (a count of calls, a hidden state, a generator) breaks the promise. A value that is
+always written before it is read (a cache) does not.
 """
 
 import hashlib
@@ -24,16 +24,16 @@ OF_TORCH = frozenset(vars(nn.Module()))
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 DEEPEST = 6
-"""The number of nested containers that are searched."""
+"""The most levels of nested containers that are searched."""
 
 LIBRARIES = (*sys.stdlib_module_names, "torch", "numpy", "firecaffe")
-"""Packages whose objects are not looked into."""
+"""Packages whose objects are not inspected."""
 
 OURS = ("dataset", "items", "collate")
-"""Members of our own data sets that hold a user's."""
+"""Members of our own data sets that hold a user's object."""
 
 FEW = 16
-"""The most items of a list in a data set that are looked at one by one."""
+"""The most items of a container in a data set that are inspected one by one."""
 
 Digests = dict[str, str]
 """The digest of each attribute by its path, for example `encoder.layers[0].seen`."""
@@ -50,7 +50,7 @@ def attributes_of(network: nn.Module) -> Digests:
 
 
 def attributes_of_loss(loss: Any) -> Digests:
-    """Digest the same of a loss: of a module, an object or its method, or a function's closure."""
+    """Digest a loss's attributes: a module's, an object's or its method's, a function's closure."""
     if isinstance(loss, nn.Module):
         buffers = {name: _digest(buffer) for name, buffer in loss.named_buffers()}
         return {
@@ -60,9 +60,9 @@ def attributes_of_loss(loss: Any) -> Digests:
 
 
 def attributes_of_data(dataset: Any) -> Digests:
-    """Digest the numbers and generators of a data set of a user's, and the lengths of the rest.
+    """Digest the numbers and generators of a user's data set, and the lengths of its containers.
 
-    What a data set wraps, and its transforms, count too; long lists are not looked into.
+    This includes wrapped data sets and transforms; items of long containers are not inspected.
     """
     return {path: _digest(value) for path, value in _kept("", dataset, set(), DEEPEST)}
 
@@ -123,7 +123,7 @@ def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tupl
 
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
-    """Return what a user's function or object, such as one that counts, holds; not a library's."""
+    """Return what a user's function or object (such as a counter) holds; nothing of a library's."""
     if isinstance(value, partial):
         return [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
     home = value if isinstance(value, FunctionType) else type(value)

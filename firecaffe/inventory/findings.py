@@ -1,7 +1,7 @@
 """The findings about a network, for people and as a record, and what its loss is a mean of.
 
 A step adds its micro-batches' losses, each weighted by its samples. So each loss must be the mean
-over its samples; otherwise the micro-batch size changes the gradient. A few samples tell.
+over its samples; otherwise the micro-batch size changes the gradient. A few samples show that.
 """
 
 import math
@@ -35,7 +35,7 @@ COARSE = 3e-2
 MOST_SAMPLES = 16
 
 EXACT, LEAST_APART = 2e-5, 0.1
-"""Relative error of a weighted mean, and least relative difference of two losses to tell it."""
+"""Relative error of a weighted mean, and least relative difference of two losses to detect it."""
 
 REMEDY = "expected the mean over the micro-batch's samples, each with the same weight"
 
@@ -106,7 +106,7 @@ def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
             )
         if not close(pair, (one + other) / 2):
             apart.append(place)
-    # The pair that differs most best tells a weighted mean from a root of a mean.
+    # The pair that differs most best distinguishes a weighted mean from a root of a mean.
     place = max(apart, key=lambda at: abs(losses[at] - losses[at + 1]), default=0)
     if apart and not is_coarse and _is_weighted(losses, pairs[place], of, place):
         raise RecipeError(

@@ -147,7 +147,7 @@ class Changes:
     frozen: list[str]
     """Parameters without gradient that forward changes, such as a teacher's moving average."""
     in_places: dict[str, str]
-    """Buffers of which forward writes only some rows, with a text that says how many."""
+    """Buffers in which forward writes only some rows, with a text that says how many."""
     steps: dict[str, int]
     """Whole-number buffers that move by more than 1, such as a queue pointer, and by how much."""
     draws: list[str]
@@ -171,7 +171,7 @@ class ForwardWatch:
         self._random = all_states()
 
     def changes(self) -> Changes:
-        """Compare right after forward. Raises: RecipeError for changes no training can handle."""
+        """Compare right after forward. Raises: RecipeError for changes that cannot be handled."""
         self.check_buffers()
         draws = changed(self._random)
         frozen = self.changed_parameters()
@@ -214,7 +214,7 @@ class ForwardWatch:
         return self._parameters[name][0].requires_grad
 
     def changed_parameters(self) -> list[str]:
-        """Frozen parameters that changed. Raises: RecipeError if a trained one did or is new."""
+        """Return frozen parameters that changed. Raises: RecipeError if others did, or are new."""
         now = dict(self.network.named_parameters())
         for name, (parameter, _, _) in self._parameters.items():
             if now.get(name) is not parameter:
@@ -260,7 +260,7 @@ class ForwardWatch:
         )
 
     def check_buffers(self) -> None:
-        """Raise RecipeError if forward made a buffer, or another kind of tensor of one."""
+        """Raise RecipeError if forward made a buffer, or changed a buffer's shape or dtype."""
         now = dict(self.network.named_buffers())
         for name, before in self._buffers.items():
             kind = _shape_and_kind(now[name]) if name in now else "none"
