@@ -1,4 +1,4 @@
-"""The one check of a recipe, of all that its settings alone can show."""
+"""The check of a recipe: of everything that its settings alone can show."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,11 @@ class Prepared:
 
     recipe: CheckedRecipe
     resume: Path | None = None
-    """A run folder or a checkpoint to go on from."""
+    """A run folder or a checkpoint to continue from."""
 
 
 def check_recipe(recipe: Recipe, **given: Any) -> CheckedRecipe:
-    """Check each setting, settings together, and whether numbers fit; `given` is of `terms.GIVEN`.
+    """Check each setting, settings together, and whether numbers fit; `given`: see `terms.GIVEN`.
 
     Raises: RecipeError with the setting's dotted name, what was found and what would be right.
     """

@@ -36,9 +36,9 @@ _FREE_WORDS = (
 def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     """Return the settings that decide bits, by dotted name. A run is only resumed with equal ones.
 
-    They leave out workers, buckets, exchange, checkpoints and paths. They include a compressor, and
-    the planned steps if the rate depends on them, or, with a server, who waits at the end, or, with
-    replicas, when they are averaged.
+    They leave out workers, buckets, exchange, checkpoints and paths. They include a compressor.
+    They include the planned steps if these decide the rate, or which workers of a server wait at
+    the end, or when replicas are averaged.
     """
     sections = ("model", "data", "train", "solver", "task")
     settings = {
@@ -76,7 +76,7 @@ def _words_of(recipe: Recipe, section: str) -> dict[str, Any]:
 def search_id(recipe: Recipe) -> str:
     """Return the digest of a search's result, without the seed: 12 hexadecimal digits.
 
-    It covers what decides bits and the length. Defaults do not count: new settings change nothing.
+    It covers the length, and what decides bits and is no default: new settings change nothing.
     """
     deciding = {*identity(recipe, recipe.train.steps), "train.steps", "train.epochs"}
     defaults, settings = flatten(Recipe()), flatten(recipe)

@@ -1,7 +1,7 @@
-"""Settings that have no effect beside others, by one table.
+"""Settings that have no effect together with other settings, in one table.
 
-No setting is ignored in silence. One without effect is an error if it was typed. In a recipe's file
-it is reported, because an override may have made it idle. It refuses nothing.
+No setting is ignored in silence. A setting without effect is an error if it was typed. In a
+recipe's file it is only reported, because an override may have made it idle.
 """
 
 from typing import Any
@@ -115,7 +115,7 @@ COUNTS_WITH: dict[str, Condition | AllOf] = {
 
 
 def with_effect(facts: Facts) -> Facts:
-    """Return the facts with the default of each setting that has no effect beside the others."""
+    """Return the facts, with the default for each setting that has no effect with the others."""
     effective: dict[str, Any] = {}
 
     def value(word: str) -> Any:

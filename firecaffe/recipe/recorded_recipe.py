@@ -14,7 +14,7 @@ from firecaffe.schema import checked, parse_toml, read_file
 from firecaffe.user_code import REFERENCES, Untrusted, is_reference
 
 GONE: dict[str, Any] = {"parallel.head_updates": 1, "parallel.exchange": "at_once"}
-"""Settings of earlier versions, each with the value that is equal to today's behaviour."""
+"""Settings of earlier versions, each with the value that means today's behaviour."""
 
 Some = TypeVar("Some", bound=Recipe)
 
@@ -45,7 +45,7 @@ def untrusted(recipe: Some, where: Path, named: Container[str] = ()) -> Some:
 
 
 def read_sections(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the words of a recipe's file, by section. Raises: RecipeError."""
+    """Read the settings in a recipe's file, by section. Raises: RecipeError."""
     sections = read_file(path, dict[str, Any], RecipeError, parse_toml, where=f"recipe {path}")
     known = tuple(Recipe.__dataclass_fields__)
     for name, value in sections.items():

@@ -1,8 +1,8 @@
 """The table of refusals: which settings of a recipe cannot be combined, and why; a row per reason.
 
 The check, `firecaffe help`, the reference, the layouts of `auto` and the search of `tune` use it,
-and a test makes an example of each row. Single settings are checked by their Config, numbers that
-have to fit by `fits`.
+and a test makes an example of each row. Checks of single settings are next to their Config, and
+those of numbers that have to fit each other in `fits`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -333,12 +333,12 @@ OF_RANKS = tuple(row for row in REFUSALS if row.needs != "words")
 
 
 def refusals(facts: Facts, rows: Iterable[Refusal] = REFUSALS) -> Iterator[Refusal]:
-    """Yield the rows that refuse these facts, which are `terms.with_effect`."""
+    """Yield the rows that refuse these facts, which come from `with_effect`."""
     return (row for row in rows if row.holds(facts))
 
 
 def check_together(recipe: Recipe, rows: Iterable[Refusal] = REFUSALS, **given: Any) -> None:
-    """Check settings together, with what is `given` of `terms.GIVEN`. Raises: RecipeError."""
+    """Check settings together; `given`: facts of `terms.GIVEN`. Raises: RecipeError."""
     facts = with_effect(facts_of(recipe, given))
     if row := next(refusals(facts, rows), None):
         raise RecipeError(row.line(facts))

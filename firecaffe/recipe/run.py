@@ -34,7 +34,7 @@ class Ranks:
     """The number of ranks of each host; 1 if hosts differ."""
     share_memory: bool = False
     in_all: int = 0
-    """The number of ranks with those that compute the same samples as others; 0: there are none."""
+    """The number of ranks, including those that share another's samples; 0 if none does."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Run:
 def resolve(
     recipe: CheckedRecipe, data: Data, ranks: Ranks, *, described: str, hook: str = ""
 ) -> Run:
-    """Resolve a checked recipe. `described` is a text that tells training data apart.
+    """Resolve a checked recipe. `described` is a text that identifies the training data.
 
     Raises: RecipeError if a step has too many samples, or numbers do not fit the data.
     """

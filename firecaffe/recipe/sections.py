@@ -62,14 +62,14 @@ class Recipe:
     def read(cls, path: str | Path) -> "Recipe":
         """Read a recipe's file, or a shipped recipe by its name, for example `nin_small`.
 
-        Raises: RecipeError in one line that names the word.
+        Raises: RecipeError in one line that names the setting.
         """
         from firecaffe.recipe.recorded_recipe import read_recipe_file
 
         return read_recipe_file(recipe_path(path))
 
     def write(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write a file with every word, whole or not at all; a run has the same as recipe.toml.
+        """Write a file with every setting, atomically; a run has such a file as recipe.toml.
 
         Raises: RecipeError if the file cannot be written, or exists and `overwrite` is false.
         """
@@ -84,9 +84,9 @@ class Recipe:
             raise RecipeError(f"{path} cannot be written ({error.strerror})") from error
 
     def replace(self, word: str, value: Any) -> Self:
-        """Return the recipe with another value of a word, as `solver.base_lr`.
+        """Return the recipe with another value of a setting such as `solver.base_lr`.
 
-        Raises: RecipeError if a recipe has no such word.
+        Raises: RecipeError if a recipe has no such setting.
         """
         section, _, name = word.partition(".")
         config: Any = getattr(self, section, None)

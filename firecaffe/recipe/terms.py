@@ -98,7 +98,7 @@ class Term:
         return (self,)
 
     def said(self, facts: Facts) -> str:
-        """The setting as it stands in a recipe; `text` is the condition for people."""
+        """Return the setting as a recipe has it; `text` is the condition for people."""
         if isinstance(self.values, Default) and not self.is_negated:
             return f"no {self.word}"
         return said(self.word, facts[self.word])
@@ -211,7 +211,7 @@ class Refusal:
     when: tuple[Condition, ...]
     because: str
     instead: str = ONE_OF_THEM
-    # unwritten: nothing forbids the combination, but nobody has written it yet.
+    # unwritten: nothing forbids the combination, but it is not implemented yet.
     kind: Literal["nature", "unwritten"] = "nature"
 
     @property
@@ -237,7 +237,7 @@ class Refusal:
         return words_of(self.when[:2])
 
     def text_of(self, word: str) -> str:
-        """Return the row in one line, from the view of one of its settings."""
+        """Return the row in one line, from the point of view of one of its settings."""
         described = (
             term.text.removeprefix(word) for term in terms_of(self.when) if term.word == word
         )

@@ -26,7 +26,7 @@ class RankLayout:
     data: int
     model: int
     shares_samples: bool
-    stages: int = 1  # if they are split, k counts the parts of one stage after the other
+    stages: int = 1  # if stages are split, k counts the parts of stage 0, then of stage 1, …
 
     @property
     def rows(self) -> list[range]:
