@@ -12,19 +12,19 @@ SGD, and Nesterov:
     h = momentum h + rate (gradient + decay w)        w = w - h
     nesterov:  w = w - ((1 + momentum) h - momentum h_before)
 
-torch's SGD keeps the rate outside, so a lower rate at once also shortens what was collected at a
-higher one. Momentum correction first multiplies h by the new rate over the previous one. Then the
-two forms are equal except for rounding. Source: `SGDSolver` and `NesterovSolver` in BVLC Caffe; the
-correction: Goyal et al. 2017, section 3.
+torch's SGD keeps the rate outside, so a lower rate at once also shrinks the momentum that was
+collected at a higher rate. Momentum correction first multiplies h by the new rate over the previous
+one. Then the two forms are equal except for rounding. Source: `SGDSolver` and `NesterovSolver` in
+BVLC Caffe; the correction: Goyal et al. 2017, section 3.
 
 Delayed Nesterov:
     each update     d = d + g;  w = w - rate g
     the N-th        m = β m + d;  w = w - rate (g + β m);  d = 0
 
 At a server that receives gradients late, momentum in each update follows gradients that are N
-updates old, which is the usual cause of divergence. Here the updates between are plain. N of them
-together are one Nesterov update on the mean of N gradients, at N times the rate. With N = 1 this is
-torch's own. Source: Liu et al. 2024 (docs/explanation/synchrony.md), algorithm 3 with c = 0.
+updates old, which is the usual cause of divergence. Here the updates in between have no momentum.
+N updates together are one Nesterov update on the mean of N gradients, at N times the rate. N = 1 is
+torch's Nesterov. Source: Liu et al. 2024 (docs/explanation/synchrony.md), algorithm 3 with c = 0.
 """
 
 import math

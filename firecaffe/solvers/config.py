@@ -4,16 +4,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 BY_ELEMENT = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam", "adamw")
-"""Solvers that update each weight by itself, so that a part is updated as in the whole."""
+"""Solvers that update each weight by itself, so that a part is updated like the whole tensor."""
 
 BY_LAYER = (*BY_ELEMENT, "lars", "lamb")
-"""Solvers that update each parameter by itself. It does not matter who holds the others."""
+"""Solvers that update each parameter by itself, wherever the other parameters are held."""
 
 OF_PLAIN_MOMENTUM = ("sgd", "nesterov")
 """Solvers whose update is the rate times the gradient or times its momentum."""
 
 OF_CAFFE = (*OF_PLAIN_MOMENTUM, "adam")
-"""Solvers of which Caffe has a form of its own. Caffe's other solvers are equal to torch's."""
+"""Solvers whose formulas differ in Caffe and torch. Caffe's other solvers are equal to torch's."""
 
 MAY_L1 = ("sgd", "nesterov", "adagrad", "adadelta", "rmsprop", "adam")
 """Caffe's solvers, whose decay may pull each weight by the same amount toward 0."""

@@ -1,8 +1,8 @@
 """Makes the optimizer of the recipe's [solver] section, or the user's own, and sets its rate.
 
-The user's own are made as torch's are, by Class(groups, lr=…, **solver.args). The policy writes the
-rate into the groups before each step. A checkpoint holds only state that is stored where torch's
-optimizers store it: tensors and numbers by parameter, numbers in the groups.
+A user's optimizer is made like torch's, by Class(groups, lr=…, **solver.args). The policy writes
+the rate into the groups before each step. A checkpoint holds only state that is stored where
+torch's optimizers store it: tensors and numbers by parameter, numbers in the groups.
 """
 
 import inspect
@@ -96,13 +96,13 @@ class _Pickled(pickle.Pickler):
 
 
 def _attributes(optimizer: optim.Optimizer) -> dict[str, bytes]:
-    """Return what can be pickled beside torch's state, groups and hooks."""
+    """Pickle the attributes that can be pickled, without torch's state, groups and hooks."""
     pickled = {}
     for name, value in vars(optimizer).items():
         if name not in ("state", "param_groups") and not name.startswith("_optimizer_"):
             pickler = _Pickled(content := io.BytesIO())
             pickler.groups = optimizer.param_groups
-            with suppress(Exception):  # code, locks and the like cannot be
+            with suppress(Exception):  # code, locks and the like cannot be pickled
                 pickler.dump(value)
                 pickled[name] = content.getvalue()
     return pickled
@@ -224,11 +224,11 @@ def make_optimizer(
     called: Callable[[str], str] = str,
     norms: Norms = own_norms,
 ) -> optim.Optimizer:
-    """Make the solver's optimizer. Ours use torch's `foreach` form, because the form changes bits.
+    """Make the solver's optimizer, always in torch's `foreach` form, because the form decides bits.
 
     `delayed` is the number of updates over which Nesterov's momentum is delayed; 0: none. `runs`
-    are runs of elements of some parameters, which are updated instead of these. `called` returns
-    the name that patterns match. `norms` are of whole tensors. Raises: RecipeError, OwnCodeError.
+    are runs of elements of parameters, updated instead of the parameters. `called` returns the
+    name that patterns match. `norms` are of whole tensors. Raises: RecipeError, OwnCodeError.
     """
     groups = groups_of(named, config, called)
     if runs is not None:
@@ -338,7 +338,7 @@ def _matches(pattern: str, name: str, parameter: nn.Parameter) -> bool:
 
 
 def _multiplier(patterns: Mapping[str, float], name: str, parameter: nn.Parameter) -> float:
-    # The last pattern that matches counts.
+    # If several patterns match, the last one counts.
     values = [value for pattern, value in patterns.items() if _matches(pattern, name, parameter)]
     return values[-1] if values else 1.0
 

@@ -34,7 +34,7 @@ class OptimizerTensors:
         """Load tensors. Raises: CheckpointError if one belongs to no parameter of the network."""
         for path in stored:
             parameter, key = _find(self._model, path, f"optimizer/{path}")
-            # No variable for the tensor: it would keep its memory until the next one is read.
+            # No variable for the tensor: it would keep the memory until the next tensor is read.
             self._optimizer.state[parameter][key] = _as_made(parameter, key, stored[path])
 
 
@@ -66,10 +66,10 @@ class OptimizerNumbers:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load numbers. Raises: CheckpointError if one belongs to no parameter of the network."""
         for path, value in state.items():
-            # A parameter may be called as the groups are: of that, only a key follows.
+            # A parameter may also be named "groups"; then only a key follows the name.
             if path.startswith(f"{GROUPS}/") and path.count("/") > 1:
                 _, place, key = path.split("/", 2)
-                # JSON has one kind of list.
+                # JSON has lists but no tuples.
                 kept = tuple(value) if isinstance(value, list) else value
                 self._optimizer.param_groups[int(place)][key] = kept
                 continue
