@@ -98,7 +98,7 @@ def _lacks(judge: Judge, outputs: Any) -> str:
 
 
 def _counts(steps: Mapping[str, GraphStep], train: Judge, test: Judge) -> Counts | None:
-    """Count the first metric in training if it is the share of samples whose label is first."""
+    """Count the first metric in training if it is the share of samples whose label ranks first."""
     if not steps or not {*test.parts.blobs} <= {*train.parts.blobs}:
         return None
     name, step = next(iter(steps.items()))

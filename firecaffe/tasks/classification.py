@@ -1,4 +1,4 @@
-"""Classes of samples: one, several, or one of each pixel; cross entropy."""
+"""Classification with one class per sample, several labels, or one per pixel; cross entropy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ AUX_HEADS = ("aux2", "aux1", "aux_logits2", "aux_logits1", "aux_logits")
 
 
 NO_CLASS = -(2**63)
-"""The label that cross entropy may leave out, where each sample counts: none that data have."""
+"""The `ignore_index` of cross entropy if every sample counts: a label that no data has."""
 
 
 def classification(config: TaskConfig, num_classes: int | None) -> Task:
@@ -80,7 +80,7 @@ def _no_output(logits: Tensor, labels: Tensor) -> RecipeError:
 
 
 def _wrong_logits(num_classes: int | None, shape: str, ndim: int) -> Callable[[Any], str]:
-    """Return a `Task.wrong` for logits of this shape, whose classes are the second dimension."""
+    """Return a `Task.wrong` for logits of this shape, with classes in the second dimension."""
 
     def wrong(outputs: Any) -> str:
         logits = prediction_of(outputs)
@@ -172,7 +172,7 @@ def segmentation(
 
 
 def check_classes(targets: Tensor, num_classes: int, ignore_index: int) -> None:
-    """Raise RecipeError if targets are no classes. On a GPU the loss checks their values."""
+    """Raise RecipeError if targets are not classes. On a GPU the loss checks their values."""
     if targets.is_floating_point():
         raise RecipeError(
             f"task.name segmentation takes classes of pixels, whole numbers; found {targets.dtype} "

@@ -35,7 +35,7 @@ class Metric(Protocol):
 
     @property
     def higher_is_better(self) -> bool | None:
-        """Whether higher is better; None if nobody has said."""
+        """Whether higher is better; None if that is not known."""
 
     @property
     def is_share(self) -> bool:
@@ -165,7 +165,7 @@ def _joined(value: Tensor | list[Tensor]) -> Tensor | None:
 
 
 def reductions_of(metric: Any) -> Mapping[str, Reduction]:
-    """Return how each state is combined over batches. Raises RecipeError for unsupported ways."""
+    """Return how each state is combined over batches. Raises RecipeError if that is unsupported."""
     from torchmetrics.utilities import data
 
     known: dict[Any, Reduction] = {
@@ -195,7 +195,7 @@ def reductions_of(metric: Any) -> Mapping[str, Reduction]:
 
 
 def as_metric(name: str, given: Any) -> Metric:
-    """Return the metric. Raises RecipeError if it is none, or its batches cannot be combined."""
+    """Return a Metric for it. Raises RecipeError if it is none, or cannot be combined by batch."""
     if hasattr(type(given), "of_batch"):
         metric: Metric = given
         return metric

@@ -25,7 +25,7 @@ PLACES = 5
 
 
 def count_correct(outputs: Any, labels: Tensor) -> Tensor:
-    """Count samples whose label is first, and among the first five: float32, shape (2,).
+    """Count samples whose label ranks first, and in the first five: float32, shape (2,).
 
     Raises: RecipeError if a sample has not one label.
     """
@@ -188,7 +188,6 @@ METRICS: dict[str, MetricRow] = {
     "r2": MetricRow(_regression("R2Score", in_float64), is_share=False, fewest=2),
     "spearman": MetricRow(_regression("SpearmanCorrCoef"), is_share=False, fewest=2),
 }
-"""The metrics by name."""
 """The metrics by name. They are macro means over classes or labels, except accuracy of classes."""
 
 

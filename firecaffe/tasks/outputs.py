@@ -44,7 +44,7 @@ def own_loss(outputs: Any) -> Tensor | None:
 def aligned(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return prediction and target in one shape and type, or raise RecipeError.
 
-    (B, 1) and (B,) are made equal, as torch would broadcast them to (B, B).
+    (B, 1) and (B,) are made equal, because torch would broadcast them to (B, B).
     """
     prediction = prediction_of(outputs)
     if prediction.shape == (*targets.shape, 1):

@@ -121,7 +121,7 @@ def class_weights(config: TaskConfig, known: Known) -> Tensor | None:
 
 
 def over_samples(loss: Loss) -> Loss:
-    """Return the loss, with torch's mean over labels replaced by the mean over all samples.
+    """Return the loss, but with torch's mean over labels replaced by the mean over all samples.
 
     torch divides by the labels that are not `ignore_index` in a micro-batch. Here a sample without
     a label adds 0. So the micro-batch's size does not change the weight of a label, and a
@@ -134,7 +134,7 @@ def over_samples(loss: Loss) -> Loss:
 
 
 def leaves_labels_out(loss: Loss, targets: Any) -> bool:
-    """Return whether the mean of `over_samples` counts labels here that torch's would leave out."""
+    """Return whether targets have labels that `over_samples` counts and torch's mean leaves out."""
     if not isinstance(loss, _OverSamples) or not isinstance(targets, Tensor):
         return False
     return bool((targets == loss.loss.ignore_index).any())
