@@ -210,7 +210,7 @@ class FaultAgent(SimpleElasticAgent):
             self._signal = now, sent
         elif now - self._signal[0] <= SAME_S:
             return
-        if not self._is_starting:  # else an unknown process would be left
+        if not self._is_starting:  # else a process not recorded yet would be left behind
             raise _ended_by(sent)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -87,7 +87,7 @@ def _real_stderr() -> Iterator[None]:
 
 
 def _at_prompt() -> bool:
-    """Whether a user types to this interpreter, or will after its script (`python -i`)."""
+    """Whether this interpreter is interactive, or will be after its script (`python -i`)."""
     return hasattr(sys, "ps1") or bool(sys.flags.inspect)
 
 

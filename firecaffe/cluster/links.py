@@ -319,7 +319,7 @@ class Neighbour:
                 time.sleep(min(left_s, TURN_S))
 
     def receive(self, now: float) -> list[WatchMessage] | None:
-        """Return the whole messages that have come, but no pulses; None if the socket is closed."""
+        """Return the complete messages received, without pulses; None if the socket is closed."""
         try:
             data = self.socket.recv(65536)
         except BlockingIOError:

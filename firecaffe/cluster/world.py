@@ -57,7 +57,7 @@ FOLDER = "firecaffe/run_folder"
 
 
 def own_folder_key(key: str, host: str, launcher: str) -> str:
-    """Return the key of a host's own run folder, used if it does not see the run's."""
+    """Return the key of a host's own run folder, used if the host does not see the run's."""
     return f"{key}/{host}/{launcher}"
 
 

@@ -35,7 +35,7 @@ ALGORITHMS: dict[str, Callable[[int, int], Schedule]] = {
 """The exchanges by name: functions of (world_size, num_elements) that return a schedule."""
 
 ROOTED = ("parameter_server", "tree")
-"""The algorithms that bring all sums to rank 0 and then hand them back: possible `inner` ones."""
+"""The algorithms that sum at rank 0 and send the total back; only these can be `inner`."""
 
 SEGMENTED = ("pipelined_tree", "double_tree")
 """The algorithms whose schedules cut the vector into segments and pipeline them."""

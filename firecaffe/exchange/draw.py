@@ -25,7 +25,7 @@ class _Arrow:  # one transfer, or two that cross
 
 
 def draw(schedule: Schedule, width: int = 100) -> str:
-    """Return the picture, of lines up to `width`; one line that says so if it does not fit."""
+    """Return the picture in lines of at most `width`, or one line that says it does not fit."""
     if not schedule.rounds:
         return f"{schedule.algorithm}, {_count(schedule.world_size, 'rank')}: nothing is sent"
     for spacing in SPACINGS:

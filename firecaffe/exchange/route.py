@@ -106,7 +106,7 @@ class Route:
 
     @property
     def description(self) -> str:
-        """The way of gradients, for a run's record."""
+        """The route in words, for a run's record."""
         if self.way == HOOK:
             return f"communication hook {self.hook}"
         if self.way == CODEC:

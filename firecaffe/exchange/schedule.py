@@ -46,7 +46,7 @@ class Transfer(NamedTuple):
     reduce: bool
     """Whether the destination adds, instead of overwriting."""
     reads: int = VECTOR
-    """The number of an input, among those of all ranks; or the vector."""
+    """The number of the input that is sent, counted over all ranks; or VECTOR."""
 
     @property
     def num_elements(self) -> int:
@@ -74,7 +74,7 @@ class Schedule:
     """A function that yields a rank's rounds; `rounds_of` leaves out empty ones."""
     # Totals over all ranks, known without asking each rank; tests compare them with the union.
     num_rounds: int
-    """Rounds are numbered from 0 to less than this."""
+    """The number of rounds; they are numbered from 0, and some may be empty."""
     num_messages: int
     """The number of messages of all ranks, if none is empty, without those through memory."""
     sent_elements: int
@@ -86,7 +86,7 @@ class Schedule:
     kind: str = ALL_REDUCE
     """One of `KINDS`."""
     inputs: tuple[tuple[Node, ...], ...] = field(default=(), repr=False)
-    """The nodes that are inputs, by rank, if there are any; numbered through in this order."""
+    """The nodes that are inputs, by rank; they are numbered in this order over all ranks."""
     num_leaves: int = 0
     """The leaves of the nodes' tree."""
     ranks_per_memory: int = 1
@@ -94,7 +94,7 @@ class Schedule:
     early_rounds: int = 0
     """The number of first rounds, of inputs only, that can run long before the others."""
     cuts: tuple[int, ...] = field(default=(), repr=False)
-    """The ends of shards that stay with their ranks, from 0; empty if they are `shards`."""
+    """The ends of shards that stay with their ranks, from 0; empty if shards are equal."""
     whole: tuple[Round, ...] | None = field(default=None, repr=False)
     """All rounds, if the schedule was made by `from_rounds`."""
 

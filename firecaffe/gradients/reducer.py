@@ -9,7 +9,7 @@ With shards (`gradients.shards`), each worker gets the mean of its own shard (wi
 shards), updates the rows of its shard, and gathers the others' weights through the same buckets.
 
 Each micro-batch also has a tail (its loss and its changes to buffers), summed by the same tree.
-Next to the loss, the tail has the gradient's squared norm, which is 0 in steps without a measure.
+Next to the loss, the tail has the gradient's squared norm, or 0 if the step does not measure it.
 Integers have the same sum in any order, so each worker adds its counts once. The counts say which
 parameters any worker used; the others keep `p.grad = None`, and the optimizer skips them, unless a
 codec delivers a residual of earlier steps.

@@ -1,4 +1,4 @@
-"""Shards: the rows of each parameter that a rank updates, if the update is shared out.
+"""Shards: the rows of each parameter that a rank updates, if ranks share the update.
 
 Each bucket of gradients is cut into consecutive shards, one for each rank, so that all ranks take
 part in each reduce-scatter. Cuts lie between rows of a parameter. They lie between whole parameters

@@ -45,7 +45,7 @@ WARM_UP = 1
 
 
 GROUP, MEMORY, BOTH = "group", "memory", "both"
-"""Ways of a sum: the backend's group, memory that a host's ranks share, or both."""
+"""How a sum travels: through the backend's group, the memory of a host's ranks, or both."""
 
 Encoder = Callable[[World, int], EncodedSum]
 """(world, elements) -> a sum of vectors of so many elements; called by all ranks."""

@@ -77,7 +77,7 @@ MOST_CLOCK_DIFFERENCE_S = 1.0
 LEAST_FREE_SHARE = 0.1
 
 MOST_LOOKUP_S = 2.0
-"""By default, a lookup waits 5 s for a name server that does not answer."""
+"""A lookup waits 5 s by default for a name server that does not answer."""
 
 MOST_LATENCY_RATIO = 2.0
 

@@ -76,7 +76,7 @@ def _words_of(recipe: Recipe, section: str) -> dict[str, Any]:
 def search_id(recipe: Recipe) -> str:
     """Return the digest of a search's result, without the seed: 12 hexadecimal digits.
 
-    It covers the length, and what decides bits and is no default: new settings change nothing.
+    It covers the length, and non-default settings that decide bits: new settings change nothing.
     """
     deciding = {*identity(recipe, recipe.train.steps), "train.steps", "train.epochs"}
     defaults, settings = flatten(Recipe()), flatten(recipe)

@@ -60,7 +60,7 @@ class Run:
 
     @cached_property
     def rounds(self) -> Rounds:
-        """When replicas are averaged. Raises: RecipeError if training is shorter than a round."""
+        """The steps that average replicas. Raises: RecipeError if training has no whole round."""
         synchrony = self.recipe.synchrony
         if synchrony.mode != LOCAL:
             return Rounds(self.steps)

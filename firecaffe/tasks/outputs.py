@@ -60,13 +60,13 @@ def aligned(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_float64(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both in float64 as (B,), or as (B, columns) if samples have several numbers."""
+    """Return prediction and target in float64: (B,), or (B, columns) for several numbers each."""
     prediction, target = aligned(outputs, targets)
     rows = (len(prediction), -1) if prediction.ndim == 2 and prediction.shape[1] > 1 else (-1,)
     return prediction.to(torch.float64).reshape(rows), target.to(torch.float64).reshape(rows)
 
 
 def flat(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return all numbers of both in float64, in one dimension."""
+    """Return all numbers of prediction and target in float64, in one dimension."""
     prediction, target = in_float64(outputs, targets)
     return prediction.flatten(), target.flatten()

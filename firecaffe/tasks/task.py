@@ -109,7 +109,7 @@ class Known:
 
 
 def class_weights(config: TaskConfig, known: Known) -> Tensor | None:
-    """Return float32 (classes,) or None. Raises RecipeError if there is not one for each class."""
+    """Return the weights, float32 (classes,), or None. Raises RecipeError if not one per class."""
     weights = config.class_weights
     if not weights:
         return None

@@ -28,9 +28,9 @@ class HeldPart:
     order: int = 0
     """The position in the list of all ranks' tensors; in a tie, rank 0's come first."""
     dim: int = 0
-    """The dimension of which they are rows."""
+    """The dimension along which the rows are cut."""
     rest: tuple[tuple[range, Tensor], ...] = ()
-    """Further rows, and live tensors of them."""
+    """Further runs of rows, each with its live tensor."""
 
     @property
     def runs(self) -> tuple[tuple[range | None, Tensor], ...]:
@@ -60,7 +60,7 @@ Holder = tuple[int, range | None]
 
 @dataclass(frozen=True)
 class Whole:
-    """A tensor as a checkpoint has it, and the ranks that give it."""
+    """A tensor as a checkpoint stores it, and the ranks that supply it."""
 
     name: str
     shape: tuple[int, ...]

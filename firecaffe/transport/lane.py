@@ -1,8 +1,8 @@
 """Lanes and meshes: Gloo groups through which two ranks send bytes to each other.
 
 A Gloo group of all ranks breaks if one is lost. For a rank that may be lost, the others have lanes,
-each a group of two that breaks alone. Two ranks create a lane by themselves, under a name in a
-store. If all ranks are needed anyway, a mesh connects every pair. Bytes are in host memory.
+each a group of two that breaks alone. Two ranks make a lane by themselves, by a name in a store. If
+all ranks are needed anyway, a mesh connects every pair. Bytes are on the host; a GPU's are copied.
 """
 
 from collections.abc import Callable

@@ -6,7 +6,7 @@ from it. The end of a process closes its sockets, which wakes all waiting ranks.
 
 The sockets carry the memory that holds gradients. So each rank listens in a folder that only its
 user may enter, both sides must be the same user (`SO_PEERCRED`), and each must send the token that
-its rank has given the others over the process group. Other connections are closed.
+its rank has given the others over the process group. Others are closed; the wait continues.
 """
 
 import hmac

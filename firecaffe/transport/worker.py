@@ -1,7 +1,7 @@
 """A thread that runs tasks one after the other, and that does not delay the process's exit.
 
 `concurrent.futures` joins its threads when the interpreter ends. A thread that waits for a lost
-rank would delay that until the process group times out.
+rank would delay the exit until the process group times out.
 """
 
 import threading

@@ -40,7 +40,7 @@ class TensorCodec:
     decode: Callable[[Tensor, int], Tensor]
     """Decode uint8 (bytes,) to float32 (n,)."""
     share: float | None
-    """The payload's bytes over the tensor's, up to a few; None if they depend on the values."""
+    """The payload's bytes over the tensor's, ignoring a few; None if they depend on the values."""
 
     @property
     def has_fixed_length(self) -> bool:
