@@ -1,6 +1,6 @@
 """Random crops and mirroring for a whole batch, Inception's boxes, and normalization.
 
-Draws are a function of (seed, epoch, sample), whatever the batch, the leaf or the worker:
+Draws depend on (seed, epoch, sample) alone, not on the batch, the leaf or the worker:
 
     top    = hash64(seed, CROP_TOP,  epoch, sample) mod (H + 2 pad - h + 1)
     left   = hash64(seed, CROP_LEFT, epoch, sample) mod (W + 2 pad - w + 1)
@@ -10,7 +10,7 @@ Draws are a function of (seed, epoch, sample), whatever the batch, the leaf or t
 with mod as in `hash.below`. Shapes: B samples, C channels, H x W before and h x w after cropping.
 
 A box has 8 to 100 % of the image's area and proportions of 3/4 to 4/3. The first of ten draws that
-fits is used, else the largest such box in the middle. Attempt k uses the numbers 4 k to 4 k + 3.
+fits is used, else the largest such box in the center. Attempt k uses the numbers 4 k to 4 k + 3.
 Source: Szegedy et al. 2015 (GoogLeNet), with the usual ten draws.
 """
 
@@ -69,7 +69,7 @@ def random_crop_mirror(
     # With numpy, since slicing by torch costs more than copying so few bytes.
     cuts = zip(images_BChw.numpy(), top_B, left_B, flags_B, strict=True)
     for place, (cut_Chw, top, left, flag) in enumerate(cuts):
-        # A crop of a mirrored image starts as far from the other edge.
+        # In the mirrored image, the crop is as far from the opposite edge.
         start = room[1] - 1 - left if flag else left
         cut_Chw[...] = sides[flag][place, :, top : top + rows, start : start + columns]
     return images_BChw
@@ -107,9 +107,9 @@ def normalize(
 
     `mean` and `std` have one value, or one per channel, or none to skip the step.
     """
-    # Moved as they are: a uint8 pixel has a quarter of the bytes of a float32 one.
+    # Moved before conversion: a uint8 pixel has a quarter of the bytes of a float32 one.
     images_BCHW = images_BCHW.to(device, non_blocking=True)
-    # A new tensor: the images may belong to the data set, and the rest is done in place.
+    # A new tensor, since the rest is done in place and the images may belong to the data set.
     result_BCHW = torch.empty(images_BCHW.shape, dtype=torch.float32, device=images_BCHW.device)
     if images_BCHW.dtype == torch.uint8:
         torch.div(images_BCHW, 255, out=result_BCHW)

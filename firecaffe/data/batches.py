@@ -1,8 +1,8 @@
 """The batches of training steps and evaluations, ready on the device, of images or other data.
 
 A rank's training batches are fetched ahead, in the order in which it requests them.
-Data in memory are not fetched ahead: taking them is cheaper than passing them between threads. Nor
-are batches of users' code, which may draw from generators that the training's thread uses.
+Data in memory are not fetched ahead, since indexing them is cheaper than passing them between
+threads. Nor are batches of users' code, which may use the training thread's random generators.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ from firecaffe.data.sample_order import SampleOrder
 from firecaffe.errors import DataError, RecipeError
 
 SMALLEST = torch.finfo(torch.float32).tiny
-"""The least number that a division in float32 does not treat as 0."""
+"""The smallest divisor that float32 does not treat as 0."""
 
 
 def output_shape(dataset: Images, config: DataConfig) -> tuple[int, int, int]:
@@ -144,17 +144,17 @@ def cut_for_test(images_BCHW: Tensor, dataset: Images, config: DataConfig) -> Te
 T = TypeVar("T")
 
 AHEAD_BYTES = 256_000_000
-"""Memory of batches that wait."""
+"""Memory limit of the batches fetched ahead."""
 
 FEWEST, MOST = 2, 32
-"""Limits of the number of batches ahead, whatever their size."""
+"""Limits of the number of batches fetched ahead, whatever their size."""
 
 FETCHERS = 2
-"""Batches made at once, so that decoding threads never wait for the end of a batch."""
+"""Batches made concurrently, so that decoding threads never wait for the end of a batch."""
 
 
 def fetchers_of(dataset: Dataset) -> int:
-    """Return how many threads may call a data set at once. 0: none but the caller."""
+    """Return how many fetching threads may call a data set at once. 0: only the caller's thread."""
     if isinstance(dataset, TensorDataset):
         return 0
     if isinstance(dataset, DecodedSet):
@@ -164,7 +164,7 @@ def fetchers_of(dataset: Dataset) -> int:
 
 
 def sample_bytes(dataset: Dataset) -> int:
-    """Return the approximate memory of a waiting sample: float32 for images not decoded here."""
+    """Return the approximate bytes of a prefetched sample. Images not decoded here are float32."""
     if is_images(dataset):
         is_bytes = isinstance(dataset, DecodedSet | RawPart)
         return prod(dataset.sample_CHW) * (1 if is_bytes else 4)
@@ -217,10 +217,10 @@ class Batches:
         return given_layout(self.dataset, self.config)
 
     def train_batch(self, step: int, leaf: int) -> Batch:
-        """Return inputs and targets on the device; fewer at an epoch's end, down to 0.
+        """Return inputs and targets on the device; at an epoch's end fewer samples, perhaps none.
 
         Images are float32, augmented and normalized (BChw), labels int64 (B). Raises DataError if
-        the data set ends before the number of samples that it states.
+        the data set ends before its stated length.
         """
         return self.on_device(*self.host_batch(step, leaf))
 
@@ -282,7 +282,7 @@ class TrainBatches(Protocol):
 
 @dataclass
 class BatchesAhead:
-    """Batches for requests of `leaves`, in this order, in each step from `first_step` on."""
+    """Prefetched batches of `leaves`, in this order, of each step from `first_step` on."""
 
     batches: Batches
     leaves: Sequence[int]
@@ -290,7 +290,7 @@ class BatchesAhead:
     last_step: int
     """One more than the last step."""
     doubts: list[str] | None = None
-    """Receives a warning if a batch differs when it is requested twice. None: no such checks."""
+    """Receives a warning if a batch differs when requested twice. None: nothing is checked."""
     _next: Iterator[tuple[int, int]] = field(init=False, repr=False)
     _made: Generator[tuple[Batch, bool], None, None] = field(init=False, repr=False)
 
@@ -306,7 +306,7 @@ class BatchesAhead:
 
     def go_on(self, leaves: Sequence[int], step: int) -> None:
         """Continue with other leaves from `step` on. Waiting batches are dropped."""
-        # This waits for the batch being made: a data set need not allow two callers at once.
+        # Waits for the batch in progress, since a data set need not allow two callers at once.
         self.close()
         self.leaves, self.first_step = leaves, step
         self._begin()
@@ -331,7 +331,7 @@ class BatchesAhead:
         return batch, differs
 
     def train_batch(self, step: int, leaf: int) -> Batch:
-        """Return `Batches.train_batch`. Errors and doubts appear at this call, not ahead of it."""
+        """Return `Batches.train_batch`. This call reports errors and doubts of prefetching."""
         expected = next(self._next)
         if expected != (step, leaf):
             raise RuntimeError(f"asked for {(step, leaf)}, expected {expected}")
@@ -360,7 +360,7 @@ def eval_batches(
     """Yield (batch number, inputs, targets) of one rank's part of an evaluation, center-cropped.
 
     Batch b is samples [b batch_size, (b + 1) batch_size) of the data set, for rank b mod
-    world_size. So each sample counts once, and sums by batch number do not depend on the ranks.
+    world_size. So each sample counts once, and sums by batch number do not depend on world_size.
     """
     fetch: Fetch = to_test(dataset, config) if is_images(dataset) else dataset.batch
     numbers = range(rank, -(-len(dataset) // batch_size), world_size)

@@ -22,7 +22,7 @@ from firecaffe.data.hash import hash64, upper_bits
 from firecaffe.errors import DataError
 
 BACKENDS = ("LEVELDB", "LMDB")
-"""Backends by their numbers. A Data layer that names none has the first."""
+"""Backends by enum value. The first is the default of a Data layer."""
 
 PARAMS = ("transform_param", "data_param", "image_data_param", "hdf5_data_param")
 
@@ -36,7 +36,7 @@ REFUSED = {
 """Data layers whose data are in no file, and why they are refused."""
 
 OF_A_PROGRAM = ("DummyData", "Input", "MemoryData")
-"""Refused layers that stand for any input: the network loses nothing without them."""
+"""Refused layers that only declare an input: the network loses nothing without them."""
 
 CONVERT = (
     "backend is LEVELDB, which is not read; convert it to an LMDB: make it anew by "
@@ -58,7 +58,7 @@ class Transform:
     scale: float = 1.0
     mirror: bool = False
     crop: int = 0
-    """Side of the crop: at random in TRAIN, in the center in TEST. 0: none."""
+    """Side of the crop: random in TRAIN, central in TEST. 0: none."""
     mean_file: str = ""
     mean_values: tuple[float, ...] = ()
     """One for all channels, or one for each."""
@@ -75,7 +75,7 @@ class Transform:
 
 
 def draws(samples_B: Tensor, seed: int, epoch: int) -> list[list[int]]:
-    """Draw three numbers of 63 bits per sample: its top, left and mirror, modulo the choices."""
+    """Draw three 63-bit numbers per sample: top, left and mirror, before the modulo operation."""
     drawn: list[list[int]] = upper_bits(hash64(seed, STREAMS, epoch, samples_B), 63).T.tolist()
     return drawn
 
@@ -94,7 +94,7 @@ class Transformer:
         return self.transform.mirror or (self.is_cut_at_random and self.transform.crop > 0)
 
     def shape(self, image_CHW: Pixels) -> tuple[int, int, int]:
-        """Return the new shape. Raises DataError, without a name, if the settings do not fit."""
+        """Return the new shape. Raises DataError, naming no file, if the settings do not fit."""
         channels, rows, columns = image_CHW.shape
         crop, mean = self.transform.crop, self.mean_CHW
         if crop > min(rows, columns):
@@ -115,7 +115,7 @@ class Transformer:
         return (channels, crop, crop) if crop else (channels, rows, columns)
 
     def write(self, to_CHW: Floats, image_CHW: Pixels, draw: list[int] | None) -> None:
-        """Write transformed images. `draw` None: the center, not mirrored, of one or a batch."""
+        """Write a transformed image. Without `draw`: center, not mirrored, of one or a batch."""
         rows, columns = image_CHW.shape[-2:]
         height, width = to_CHW.shape[-2:]
         top, left = (rows - height) // 2, (columns - width) // 2
@@ -145,7 +145,7 @@ class DataLayer:
     tops: tuple[str, ...]
     source: str
     batch_size: int
-    """The batch size of one of Caffe's GPUs."""
+    """Caffe's batch size per GPU."""
     transform: Transform = field(default_factory=Transform)
     color: str = NATIVE
     """NATIVE, COLOR or GRAY of `caffe_records`, for encoded images."""
@@ -158,7 +158,7 @@ class DataLayer:
 
     @property
     def words(self) -> str:
-        """Describe the transform of the samples, for people and as its identity."""
+        """Description of the transform of the samples, which users see and which identifies it."""
         parts = {
             str(self.transform): True,
             f"{self.color}": self.color != NATIVE,
@@ -276,7 +276,7 @@ def _transform(param: Message) -> Transform:
 
 
 def check_understood(layer: DataLayer) -> None:
-    """Raise CaffeError for data settings that are not read here, since samples would differ."""
+    """Raise CaffeError for data settings that nothing has read: the samples would differ."""
     for name, line in layer.layer.unread():
         if name.partition(".")[0] in PARAMS:
             raise layer.layer.error(f"{name} is not understood; the data would be others", line)

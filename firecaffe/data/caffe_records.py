@@ -1,7 +1,7 @@
 """Labeled images as Caffe stores them: the Datums of an LMDB, and the lines of a list of files.
 
-Encoded images are decoded blue first. The library that decodes a JPEG changes some pixels by a few
-units; all else is OpenCV's arithmetic, as in Caffe. Sources: BVLC/caffe, caffe.proto (Datum);
+Encoded images are decoded blue first. JPEG decoders differ by a few units in some pixels; all other
+arithmetic is OpenCV's, as in Caffe. Sources: BVLC/caffe, caffe.proto (Datum);
 OpenCV, modules/imgproc/src/resize.cpp and color_rgb.cpp (fixed point of 11 and 14 bits).
 """
 
@@ -29,13 +29,13 @@ Pixels = Bytes | NDArray[np.float32]
 
 @dataclass(frozen=True)
 class CaffePlaces:
-    """Places of files. `net` is the prototxt, `home` is `data.path` or empty."""
+    """Lookup of files that a prototxt names. `net` is the prototxt, `home` `data.path` or empty."""
 
     net: str
     home: str
 
     def of(self, name: str) -> list[str]:
-        """Return the paths that a name may stand for, the first choice first."""
+        """Return the paths to try for a name, in order of preference."""
         name = os.path.expanduser(name)
         return list(dict.fromkeys([*self._at_home(name), *_joined(self._folders(), name)]))
 
@@ -45,7 +45,7 @@ class CaffePlaces:
         return _joined([self.home], *names) if self.home else []
 
     def find(self, what: str, name: str) -> Path:
-        """Return the first path that exists. Raises DataError, which lists where it looked."""
+        """Return the first path that exists. Raises DataError, which lists the paths tried."""
         places = self.of(name)
         for place in places:
             if os.path.exists(place):
@@ -53,7 +53,7 @@ class CaffePlaces:
         raise self._missing(what, name, places)
 
     def find_root(self, what: str, root_folder: str, file: str) -> str:
-        """Return the prefix of a list's paths. Caffe adds root_folder as text, slash or not."""
+        """Return the prefix of a list's paths. Like Caffe, adds no slash after root_folder."""
         roots = self._roots(os.path.expanduser(root_folder))
         for root in roots:
             if os.path.isfile(root + file):
@@ -61,7 +61,7 @@ class CaffePlaces:
         raise self._missing(what, root_folder + file, [root + file for root in roots])
 
     def _roots(self, root_folder: str) -> list[str]:
-        whole = [] if root_folder else [""]  # the list may have complete paths
+        whole = [] if root_folder else [""]  # the list may have absolute paths
         names = [""] if os.path.isabs(root_folder) else [root_folder, ""]
         at_home = _joined([self.home], *names) if self.home else []
         return [*at_home, *whole, *_joined(self._folders(), root_folder)]
@@ -97,7 +97,7 @@ REPEATED = ("FLOAT",)
 
 
 def check_protobuf(path: Path) -> None:
-    """Raise DataError if protobuf is not installed, which `path` needs."""
+    """Raise DataError if protobuf, which `path` needs, is not installed."""
     try:
         import google.protobuf  # noqa: F401
     except ImportError:
@@ -139,14 +139,14 @@ ALPHA_MODES = ("LA", "PA", "RGBA", "La", "RGBa")
 
 
 def decode_bgr(content: bytes, color: str) -> Bytes:
-    """Decode to 1 or 3 x H x W, blue first. Raises BrokenSampleError, without a name."""
+    """Decode to 1 or 3 x H x W, blue first. Raises BrokenSampleError, naming no file."""
     is_jpeg = content[:2] == JPEG
     is_gray = color == GRAY or (color == NATIVE and _is_gray(content, is_jpeg))
     if is_gray and is_jpeg:
         try:
             rows, columns, *_ = simplejpeg.decode_jpeg_header(content)
             check_size(rows, columns, len(content))
-            # The Y of the file differs from a gray computed from its red, green and blue.
+            # The Y channel of the file differs from a gray computed from RGB.
             luma_HW1: Bytes = simplejpeg.decode_jpeg(content, "GRAY")
             return luma_HW1.transpose(2, 0, 1)
         except ValueError:
@@ -178,7 +178,7 @@ def _is_gray(content: bytes, is_jpeg: bool) -> bool:
 
 
 def resize(image_CHW: Bytes, rows: int, columns: int) -> Bytes:
-    """Resize bytes as OpenCV does: bilinear, without antialiasing, in fixed point."""
+    """Resize uint8 images as OpenCV does: bilinear, without antialiasing, in fixed point."""
     if image_CHW.shape[1:] == (rows, columns):
         return image_CHW
     top, bottom, of_top, of_bottom = _weights(image_CHW.shape[1], rows)
@@ -214,7 +214,7 @@ class Record(NamedTuple):
 
 
 class ImageRecords(Protocol):
-    """Labeled images, which several threads read at once."""
+    """Labeled images that several threads may read at once."""
 
     is_decoded: bool
 
@@ -229,7 +229,7 @@ class ImageRecords(Protocol):
 
 
 class LmdbRecords:
-    """The Datums of an LMDB in key order. Raises DataError if this is no LMDB, or an empty one."""
+    """The Datums of an LMDB in key order. Raises DataError if it is not an LMDB, or is empty."""
 
     class_names: tuple[str, ...] = ()
 
@@ -279,7 +279,7 @@ def _raw(datum: Any) -> Pixels:
 
 
 class ListedImages:
-    """Images of a list of paths and labels. Raises DataError if it is damaged or names no image."""
+    """Images of a list of paths and labels. Raises DataError if the list is invalid or empty."""
 
     is_decoded = True
 
@@ -330,7 +330,7 @@ class ListedImages:
 
 
 def _by_folder(files: Sequence[str], labels: Sequence[int]) -> tuple[str, ...]:
-    # Folders name the classes only if each class from 0 has a folder of its own.
+    # Folder names are class names only if classes 0 to n-1 have one folder each, all different.
     pairs = {
         (label, PurePosixPath(file).parent.name) for file, label in zip(files, labels, strict=True)
     }

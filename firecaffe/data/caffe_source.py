@@ -1,6 +1,4 @@
-"""Data sets that a Caffe network's data layers name: `data.name = "caffe:PATH/net.prototxt"`. The
-layers of each phase are a data set.
-"""
+"""Data sets of a Caffe net's data layers, one per phase: `data.name = "caffe:PATH.prototxt"`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -44,11 +42,11 @@ from firecaffe.user_code import caffe_file
 
 
 class CaffeSet:
-    """Samples of layers: those of the same number in all layers belong together.
+    """Samples of several data layers: sample i joins the tops of sample i of every layer.
 
-    Inputs are the first top. Targets are the other top, a tuple if there are several, or empty. If
-    `is_training`, crops and mirrors are drawn, but only in training. Otherwise only mirrors are,
-    once and for all. `transform_words` describes this for `training.shared_facts`.
+    Inputs are the first top. Targets are the other top, a tuple of the other tops, or (). If
+    `is_training`, crops and mirrors are random in `keyed_batch` alone. Otherwise mirrors alone are
+    random, with the same draws in each evaluation. `training.shared_facts` uses `transform_words`.
     """
 
     def __init__(self, layers: Sequence[Tops], transform_words: str, is_training: bool) -> None:
@@ -108,7 +106,7 @@ def open_caffe(config: DataConfig) -> DataParts:
 
 
 def open_phases(phases: Mapping[str, Sequence[Message]], config: DataConfig) -> DataParts:
-    """Open the samples of each phase's layers, which are read already. Raises: as `open_caffe`."""
+    """Open the samples of each phase's layers, already parsed. Raises what `open_caffe` raises."""
     layers, test_layers = (_understood(phases[phase]) for phase in (TRAIN, TEST))
     if not layers:
         raise RecipeError(
@@ -197,9 +195,9 @@ def _transformer(layer: DataLayer, phase: str, config: DataConfig) -> Transforme
 def reader_of_files(config: DataConfig, channels: int) -> Callable[[bytes], Tensor]:
     """Return a function from the bytes of an image file to the test input, float32 of C x H x W.
 
-    `channels` is of the network's input, and decides if the data layer does not. Raises RecipeError
-    if the data are no images, DataError if the mean is missing. The function raises DataError,
-    without a name, for a file that is damaged or does not fit.
+    `channels` is that of the network's input: it chooses gray or color if the data layer does not.
+    Raises RecipeError if the data are not images, DataError if the mean is missing. The function
+    raises DataError, naming no file, for a file that is damaged or does not fit.
     """
     net, layers, test_layers = _opened(config)
     layer = next(iter(test_layers or layers), None)

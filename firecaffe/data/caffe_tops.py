@@ -1,4 +1,4 @@
-"""The tensors that a data layer gives: one for each of its tops; HDF5Data's come from files.
+"""The tensors of a data layer, one for each of its tops: images and labels, or HDF5 arrays.
 
 Source: BVLC/caffe, src/caffe/layers/hdf5_data_layer.cpp and src/caffe/util/hdf5.cpp.
 """
@@ -26,7 +26,7 @@ from firecaffe.errors import DataError
 from firecaffe.files import open_regular
 
 Draws = list[list[int]] | None
-"""Random numbers of `caffe_layers.draws` for each sample. None: nothing is drawn."""
+"""Random numbers of `caffe_layers.draws`, per sample. None: no random transform."""
 
 
 class Tops(Protocol):
@@ -38,10 +38,10 @@ class Tops(Protocol):
     def __len__(self) -> int: ...
 
     def fetch(self, samples: list[int], draws: Draws) -> list[Tensor]:
-        """Return a row for each sample, at least one. Raises DataError, which names the damage."""
+        """Return a tensor per top, a row per sample. Raises DataError, which names the damage."""
 
     def in_memory(self) -> "Tops":
-        """Return a copy in memory if shapes are equal and at most 512 MB in all, else itself."""
+        """Return a copy in memory if shapes are equal and it takes at most 512 MB, else self."""
         return self
 
 
@@ -138,7 +138,7 @@ DAMAGED = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError
 """The errors that h5py raises for a damaged file, at any access."""
 
 FEW_BYTES, MOST_RATIO = 1 << 24, 1 << 10
-"""Limits of a tensor in bytes, and per byte of its file: deflate packs no more than that."""
+"""Limits of a tensor in bytes, and per byte of its file: deflate's ratio is no higher."""
 
 
 class Hdf5Tops(Tops):
@@ -205,7 +205,7 @@ class Hdf5Tops(Tops):
                     f"{path}: HDF5 files need h5py; pip install 'firecaffe[hdf5]'"
                 ) from None
             with _readable(path):
-                open_regular(path).close()  # refuses pipes, on which HDF5's library would wait
+                open_regular(path).close()  # refuses pipes, which would block HDF5's library
                 self._opened[key] = h5py.File(path, "r")
         return self._opened[key]
 

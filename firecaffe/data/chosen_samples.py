@@ -1,10 +1,10 @@
-"""Which training samples a run uses: those held out for validation are not, others by weights.
+"""The choice of a run's training samples: hold-out for validation, and drawing by weights.
 
-Held out are those with the smallest `hash64(Stream.HOLD_OUT, sample)`. Neither seeds nor workers
-change this, so trainings that are compared use the same samples.
+The samples with the smallest `hash64(Stream.HOLD_OUT, sample)` are held out. Neither the seed nor
+the workers change this, so trainings that are compared use the same samples.
 
-By `data.balance` an epoch's samples are drawn by weights; see `sample_order.WeightedDraws`. They
-become whole numbers of sum 2^52 at most, so that sums are the same on every machine.
+`data.balance` draws an epoch's samples by weights; see `sample_order.WeightedDraws`. Weights become
+integers whose sum is at most 2^52, so that sums are the same on every machine.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def num_held_out(num_samples: int, share: float) -> int:
 
 
 def hold_out(train: Dataset, share: float) -> tuple[Dataset, Dataset]:
-    """Return the remaining training samples and the held-out ones, each in the original order."""
+    """Return the remaining training samples and the held-out samples, both in original order."""
     by_hash = hash64(int(Stream.HOLD_OUT), torch.arange(len(train))).argsort()
     count = num_held_out(len(train), share)
     return _some(train, by_hash[count:].sort().values), _some(train, by_hash[:count].sort().values)
@@ -68,7 +68,7 @@ def _some(dataset: Dataset, samples_N: Tensor) -> Dataset:
 
 
 class SomeOfDataset:
-    """Some samples of a user's data set, renumbered. Their keys have the original numbers."""
+    """Some samples of a user's data set, renumbered. Their keys keep the original numbers."""
 
     def __init__(self, dataset: Dataset, samples_N: Tensor) -> None:
         self.dataset = dataset
@@ -135,7 +135,7 @@ def drawing_of(dataset: Dataset, balance: str) -> WeightedDraws | None:
 
 
 def whole(weights_N: Tensor) -> Tensor:
-    """Scale weights to whole numbers. Positive weights stay positive."""
+    """Scale weights to integers. Positive weights stay positive."""
     count = len(weights_N)
     scale = float(2 ** (SUM_BITS - count.bit_length()))
     scaled_N = (weights_N / weights_N.max() * scale).floor().to(torch.int64)

@@ -51,7 +51,7 @@ class Layout:
 
     @property
     def channels(self) -> int | None:
-        """The channels of an image, if the inputs are one; else None."""
+        """The number of channels if the inputs are an image, else None."""
         is_image = isinstance(self.inputs, TensorLayout) and len(self.inputs.shape) == 3
         return self.inputs.shape[0] if is_image else None
 
@@ -82,7 +82,7 @@ def leaf_of(tensor: Tensor) -> TensorLayout:
 
 
 def unusual(tensor: Tensor) -> str:
-    """Return the kind of a tensor whose bytes are not its elements in turn, else an empty text."""
+    """Return the kind of a tensor whose bytes are not simply its elements, else an empty string."""
     if tensor.is_nested or tensor.is_quantized:
         return "nested" if tensor.is_nested else "quantized"
     return "" if tensor.layout == torch.strided else str(tensor.layout)
@@ -132,7 +132,7 @@ class BrokenSampleError(DataError):
 
 @contextmanager
 def reading(path: object) -> Iterator[None]:
-    """Turn the system's error into a DataError that says that `path` cannot be read."""
+    """Convert an OSError to a DataError that says that `path` cannot be read."""
     try:
         yield
     except OSError as error:
@@ -140,11 +140,11 @@ def reading(path: object) -> Iterator[None]:
 
 
 class Dataset(Protocol):
-    """Samples, each of which can be read by its number.
+    """Samples that can be read by number.
 
     Optional members: `num_classes` and `class_names`; for `data.balance`, `targets` (the class of
     each sample) and `sample_weights`; and `keyed_batch(indices_B, seed, epoch)`, which training
-    calls instead of `batch`. Random numbers it draws must be a function of (seed, epoch, sample).
+    calls instead of `batch`. Its random draws must be a function of (seed, epoch, sample).
     """
 
     def __len__(self) -> int: ...
@@ -153,7 +153,7 @@ class Dataset(Protocol):
         """Return inputs and targets of samples (int64) on the CPU, as trees with a row per sample.
 
         Leaves of the trees (dict, tuple, list, namedtuple) are tensors of any type. Any samples may
-        be requested at any time, one or more at once. The answer depends on `indices_B` alone.
+        be requested at any time, one or more at once. The result depends on `indices_B` alone.
         """
 
 
@@ -185,7 +185,7 @@ OF_SAMPLES = ("targets", "sample_weights")
 
 
 def fact_of(dataset: Any, name: str) -> Any:
-    """Return an optional member, or None. Raises OwnCodeError for what a property raises."""
+    """Return an optional member, or None. Raises OwnCodeError if a property raises."""
     try:
         return getattr(dataset, name, None)
     except Exception as error:
@@ -214,7 +214,7 @@ def layout_of(dataset: Dataset) -> Layout:
 
 
 class TensorDataset:
-    """A data set in memory. A batch is one indexing of each whole tensor.
+    """A data set in memory. A batch takes one indexing operation per tensor.
 
     If inputs are uint8 (0 to 255) or float32 of (N, C, H, W), and targets are integers of (N,), the
     samples are images of classes.
@@ -321,13 +321,13 @@ ENDS = (IndexError, EOFError, StopIteration)
 """Errors that a data set raises if it holds fewer samples than its length says."""
 
 NUM_ASKED_TWICE = 8
-"""Samples requested twice before the first step. Random mirroring is missed once in 256."""
+"""Samples requested twice before the first step. Random mirroring escapes once in 256."""
 
 
 def is_repeatable(dataset: Dataset) -> bool:
-    """Whether samples are the same if requested again, without which runs differ in their bits.
+    """Whether samples have the same bits if requested again. If not, runs are not reproducible.
 
-    Raises: DataError if there are fewer than the data set says.
+    Raises: DataError if there are fewer samples than the data set's length.
     """
     last = len(dataset) - 1
     samples = torch.unique(torch.linspace(0, last, NUM_ASKED_TWICE, dtype=torch.float64).long())

@@ -1,7 +1,7 @@
 """The data sets that a recipe may name, and the functions that open one of them.
 
-A new source is a function from `DataConfig` to `DataParts`, and a row in `DATASETS`. A user's
-function returns one, too: `data.name = "package.module:function"`.
+A new source is a function from `DataConfig` to `DataParts`, and a row in `DATASETS`. A recipe may
+also name a user's function: `data.name = "package.module:function"`.
 """
 
 from collections.abc import Callable, Mapping
@@ -77,8 +77,8 @@ GIVEN = "own data"
 def open_data(config: DataConfig) -> Data:
     """Open the data set that a recipe names.
 
-    Raises RecipeError if there is none of that name or the image settings do not fit its images,
-    and DataError if its files are missing, damaged or of another kind.
+    Raises RecipeError if no data set has that name or the image settings do not fit its images, and
+    DataError if its files are missing, damaged or of another kind.
     """
     open_parts: Callable[[DataConfig], DataParts]
     if is_caffe(config.name):
@@ -110,7 +110,7 @@ TEST_ALONE: dict[str, Callable[[DataConfig], TestPart | None]] = {
 
 
 def open_test(config: DataConfig) -> Data:
-    """Open a data set without hold-out; the test samples stand in for missing training samples.
+    """Open a data set without hold-out. Test samples replace missing training samples.
 
     They are read once, so nothing is cached: a stranger's recipe may name any folder.
     """
@@ -187,7 +187,7 @@ def _check_alike(source: str, train: Dataset, name: str, part: Dataset) -> None:
 
 
 def _kinds(dataset: Dataset) -> Any:
-    """Return the types of a sample's tensors. Lengths may differ, as those of sentences do."""
+    """Return the types of a sample's tensors. Their sizes may differ, as for sentences."""
     layout = layout_of(dataset)
     leaves, spec = tree_flatten((layout.inputs, layout.targets))
     return spec, [(leaf.dtype, len(leaf.shape)) for leaf in leaves]

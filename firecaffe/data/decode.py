@@ -1,8 +1,8 @@
-"""Decodes images by libjpeg-turbo, or else by Pillow; encoded images as a data set.
+"""Decoding of images by libjpeg-turbo or Pillow, and encoded images as a data set.
 
 Both libraries release the interpreter's lock, so threads decode in parallel. Pillow decodes PNG,
-WebP, BMP, JPEGs in CMYK, and those that only libjpeg-turbo calls damaged. Scaling while decoding
-would be faster, but costs 8 dB.
+WebP, BMP, JPEGs in CMYK, and JPEGs that libjpeg-turbo alone rejects. Scaling while decoding would
+be faster, but costs 8 dB.
 
 The thread that decodes an image also scales and crops it, while it is in its core's cache.
 """
@@ -33,18 +33,18 @@ from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.errors import DataError
 
 MOST_PIXELS = 1 << 28
-"""Most pixels of an image, 0.8 GB decoded. Cameras have up to 200 million."""
+"""Maximum pixels of an image: 0.8 GB decoded. Cameras have up to 200 million."""
 
 # Photos have 2 to 30 pixels per byte. Scanned pages and masks have the most per byte, but hardly
 # more than 16 million pixels.
 FEW_PIXELS, PIXELS_OF_BYTE = 16_000_000, 256
-"""Most pixels in any file, and per byte of a larger one: more is a decompression bomb."""
+"""Pixels allowed in any file, and per byte of a file: more is a decompression bomb."""
 
 STRIP_PIXELS = 1 << 20
 """Pixels converted to RGB at a time, so that memory does not hold an image twice."""
 
 MOST_PROPORTION = 8
-"""Largest ratio of sides that is scaled: more is never seen, and would fill the memory."""
+"""Largest ratio of sides that is scaled. The rest is cut: it is never seen, and fills memory."""
 
 JPEG = b"\xff\xd8"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -74,7 +74,7 @@ PILLOW_ERRORS = (
 
 
 def decode(content: bytes) -> Tensor:
-    """Decode to uint8 RGB of 3 x H x W, channels last. Raises BrokenSampleError, without a name."""
+    """Decode to uint8 RGB of 3 x H x W, channels last. Raises BrokenSampleError, naming no file."""
     if not content:
         raise BrokenSampleError("not a whole image: it is empty")
     if content[:2] == JPEG:
@@ -97,12 +97,12 @@ def decode(content: bytes) -> Tensor:
 
 
 def bits_of(content: bytes) -> int:
-    """Return the bits per value of an encoded image, of which the beginning is enough."""
+    """Return the bits per value of an encoded image, or of its first bytes."""
     return content[24] if content[:8] == PNG and len(content) > 24 else 8
 
 
 def open_image(content: bytes) -> Image.Image:
-    """Read the header as `Image.open`, without its process-wide limit of 179 million pixels."""
+    """Read the header as `Image.open` does, but without its global limit of 179 million pixels."""
     for name in FORMATS:
         factory, accept = Image.OPEN[name]
         if accept is None or accept(content[:16]):
@@ -145,8 +145,8 @@ def scale(image_CHW: Tensor, rows: int, columns: int) -> Tensor:
     """Scale bilinearly with antialiasing, as Pillow does (63 dB and more between the two)."""
     if image_CHW.shape[1:] == (rows, columns):
         return image_CHW
-    # torch's fast path needs channels last, which one image shows only by its strides. Copying a
-    # part of an image costs less than the fast path saves.
+    # torch's fast path needs channels last, which a single image shows only by its strides. The
+    # copy of a part of an image costs less than the fast path saves.
     image_1CHW = image_CHW.permute(1, 2, 0).contiguous().unsqueeze(0).permute(0, 3, 1, 2)
     scaled = interpolate(image_1CHW, size=(rows, columns), mode="bilinear", antialias=True)
     return scaled.squeeze(0)
@@ -178,7 +178,7 @@ MARKS = (b"Exif\0\0", b"eXIf", b"EXIF", b"Raw profile type")
 
 
 def decoded(content: bytes, exif: str) -> Tensor:
-    """Decode, and rotate if `exif` is APPLY. Raises BrokenSampleError, without a name."""
+    """Decode, and rotate if `exif` is APPLY. Raises BrokenSampleError, naming no file."""
     image_CHW = decode(content)
     return upright(image_CHW, orientation(content)) if exif == APPLY else image_CHW
 
@@ -230,17 +230,17 @@ TO_SKIP = 'data.on_error = "skip" lets the next whole image stand in for it'
 
 
 def stand_ins(broken: Sequence[str]) -> str:
-    """Say that others stood in for damaged images. `broken` has the error of each, one at least."""
+    """Report that damaged images were replaced. `broken` has the error of each, at least one."""
     return (
         f"{len(broken)} broken images were replaced by the next whole ones; the first: {broken[0]}"
     )
 
 
 MOST_STAND_INS = 100
-"""Damaged images in a row after which the data set counts as damaged."""
+"""Consecutive damaged images after which the data set counts as damaged."""
 
 PARTS_OF_THREAD = 2
-"""Parts of a batch for each thread, so that threads that finish early do more."""
+"""Parts of a batch per thread, so that threads that finish early take more."""
 
 Transform = Callable[[Tensor, int], Tensor]
 """A function (image, uint8 of 3 x H x W; its place in the batch) -> its row of the batch."""
@@ -266,14 +266,14 @@ class Encoded(Protocol):
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use, fewer if it is bound to some."""
+    """Return the number of cores that this process may use, by its CPU affinity."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def decode_threads(asked: int) -> int:
-    """Return `asked`, or if it is 0, this rank's share of the host's cores."""
+    """Return `asked`, or this rank's share of the host's cores if `asked` is 0."""
     if asked:
         return asked
     count = cores()
@@ -300,7 +300,7 @@ class DecodedSet:
         self.shard_counts = source.shard_counts
         self.threads = decode_threads(threads)
         self.skipped: dict[int, str] = {}
-        """Damaged images that another one replaced, and the error of each."""
+        """Damaged images that were replaced, and the error of each."""
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
 
     def __len__(self) -> int:
@@ -313,7 +313,7 @@ class DecodedSet:
     def transformed(
         self, indices_B: Tensor, transform: Transform, side: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Make a batch of images by `transform`, of side x side; 0: of `sample_CHW`."""
+        """Make a batch of images by `transform`, of side x side; side 0: of `sample_CHW`."""
         shape = (3, side, side) if side else self.sample_CHW
         # Channels last, as images are decoded. Normalization changes the layout on the device.
         images_BCHW = torch.empty(
@@ -321,7 +321,7 @@ class DecodedSet:
         )
         samples = indices_B.tolist()
         work = partial(self._some, transform, images_BCHW, samples)
-        # Handing over images one by one would cost a twentieth of the time to decode them.
+        # Submitting images one by one would take a twentieth of the time of decoding.
         length = max(1, len(samples) // (PARTS_OF_THREAD * self.threads))
         parts = [range(len(samples))[at : at + length] for at in range(0, len(samples), length)]
         used = [number for part in self._pool.map(work, parts) for number in part]

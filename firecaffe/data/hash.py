@@ -7,8 +7,8 @@ any sample at any time. `hash64` feeds its keys one by one into the output funct
     for key in keys:  state = mix((state XOR key) + 0x9E3779B97F4A7C15)
 
 So `hash64(seed)` is the first output of SplitMix64. With all keys but one fixed, the hash is a
-bijection of that one: no two samples of an epoch get the same number. Around users' code, the
-generators of python, numpy and torch are seeded by such a hash, then restored.
+bijection of that key, so no two samples of an epoch get the same number. Users' code runs with the
+generators of python, numpy and torch seeded by such a hash; afterwards they are restored.
 
 Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014;
 constants of Stafford's variant 13, as in Vigna's public-domain splitmix64.c.
@@ -28,7 +28,7 @@ from firecaffe.generators import seed_generators
 
 
 class Stream(IntEnum):
-    """The uses of random numbers: each is a key, so that no two uses share numbers."""
+    """The uses of random numbers. Each is a key of the hash, so no two uses share numbers."""
 
     ORDER = 1
     CROP_TOP = 2
@@ -70,7 +70,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _mix_int(x: int) -> int:
-    # The same as `_mix` on an unsigned int: as tensors, the keys of a batch would cost the most.
+    # As `_mix`, on an unsigned int: hashing a batch's scalar keys as tensors would cost the most.
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
     return x ^ (x >> 31)
@@ -79,7 +79,7 @@ def _mix_int(x: int) -> int:
 def hash64(*keys: int | Tensor) -> Tensor:
     """Hash integer keys to int64 (all 64 bits random, so negative half of the time).
 
-    Keys are ints (modulo 2^64) or int64 tensors, which broadcast. The result has that shape.
+    Keys are ints (modulo 2^64) or int64 tensors. The result has their broadcast shape.
     """
     start, done = 0, 0
     for key in keys:
@@ -104,7 +104,7 @@ def upper_bits(hashes: Tensor, bits: int) -> Tensor:
 
 
 EVALUATION = -1
-"""The epoch of evaluations, with seed 0, so that all of them see the same samples."""
+"""The epoch of evaluations. With seed 0, it gives all evaluations the same samples."""
 
 
 class Key(NamedTuple):
@@ -124,7 +124,7 @@ _current: ContextVar[Key] = ContextVar("firecaffe.data.current_key")
 def current_key() -> Key:
     """Return the key of the sample being made, or of the first sample of a batch.
 
-    It is for `__getitem__` or `batch` of a data set. Raises DataError where no sample is made.
+    Call it in `__getitem__` or `batch` of a data set. Raises DataError if no sample is being made.
     """
     try:
         return _current.get()
@@ -154,5 +154,5 @@ def keyed(stream: Stream, key: Key) -> Iterator[None]:
 
 
 def seed_by(stream: Stream, key: Key) -> None:
-    third = 2  # there were three hashes, and torch's generator had the third: it draws as before
+    third = 2  # torch's key when each library had its own hash; kept so that torch draws the same
     seed_generators(int(hash64(key.seed, stream, key.epoch, key.sample, third)) % 2**64 >> 1)

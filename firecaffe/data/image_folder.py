@@ -26,11 +26,11 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
 OF_ARCHIVES = "__MACOSX"
-"""A folder in archives from a Mac, with a second file of the same name for each."""
+"""A folder in archives made on a Mac. It repeats the name of every file."""
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name, with all that is in it, is ignored everywhere."""
+    """Whether a file or folder of this name is ignored everywhere, with its content."""
     return name.startswith(".") or name == OF_ARCHIVES
 
 
@@ -61,7 +61,7 @@ def class_names(folder: Path) -> list[str]:
 
 
 class ImageFolder:
-    """The images of `folder`/class/*, labeled by the place of their class in `classes`.
+    """The images of `folder`/class/*, labeled by the index of their class in `classes`.
 
     Samples are numbered by class, then by file name. Files are listed on opening, read on request.
     Raises DataError if a class is not in `classes`, or holds no images.
@@ -73,7 +73,7 @@ class ImageFolder:
         labels = {name: label for label, name in enumerate(classes)}
         self.folder = folder
         self.unread: Counter[str] = Counter()
-        """Ignored files next to the images, by kind."""
+        """Counts of ignored files next to the images, by kind."""
         self.files: list[str] = []
         label_of_file: list[int] = []
         for name in class_names(folder):
@@ -129,7 +129,7 @@ class ImageFolder:
 
 
 def read_image_file(path: str | Path) -> bytes:
-    """Read a file. Raises DataError if it is gone, too long or no regular file."""
+    """Read a file. Raises DataError if it is missing, too long or not a regular file."""
     try:
         with reading(path):
             return read_bytes(path, MOST_BYTES)
@@ -160,7 +160,7 @@ def _listed(counts: Counter[str]) -> str:
 
 
 TESTS = ("test", "val", "validation")
-"""Folders of other images. The first that exists is the test set, the next is for validation."""
+"""Folders besides train. The first that exists is the test set, the second the validation set."""
 
 
 def open_folder(path: Path) -> list[ImageFolder]:

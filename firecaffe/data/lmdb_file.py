@@ -1,14 +1,14 @@
-"""Reader of an LMDB: keys and values in the order of the keys, each by its number.
+"""Reader of an LMDB: keys and values by their number, in the order of the keys.
 
-LMDB's own library maps the file and trusts it, so a damaged one ends the process by a signal. Here
+LMDB's own library maps the file and trusts it, so a damaged file ends the process by a signal. Here
 pages are read, and each number in them is checked. Pages have one size; numbers are little-endian.
 
-    page           its number (8 bytes), 2 unused, flags (2), where its free room begins and ends
-                   (2, 2); then for each node its place in the page (2)
-    overflow page  its number (8), 2 unused, flags (2), pages (4); then a value, over these pages
+    page           its number (8 bytes), 2 unused, flags (2), start and end of its free space
+                   (2, 2); then the offset of each node in the page (2 each)
+    overflow page  its number (8), 2 unused, flags (2), pages (4); then a value, across these pages
     meta page      after 16 bytes: magic (4), version (4), 16 unused, two trees of 48 bytes: free
                    pages and the data; the last page (8), the transaction (8). The first two pages
-                   are such, and the later transaction holds
+                   are meta pages; the one with the later transaction counts
     tree           page size (4, of the first tree), flags (2), depth (2), 24 unused, values (8),
                    the root's page (8)
     node           in a branch: page (6), bytes of the key (2), key
@@ -44,7 +44,7 @@ KINDS = 0x6F
 """The flags that state the kind of a page."""
 
 OVERFLOW, TREE, SEVERAL = 1, 2, 4
-"""Flags of a leaf's node: the value is elsewhere; it is a database; the key has several values."""
+"""Flags of a leaf's node: value in overflow pages; value is a database; key has several values."""
 
 SORTED_DUPLICATES = 4
 """The flag of a tree whose keys may have several values."""
@@ -56,7 +56,7 @@ PAGE_SIZES = tuple(1 << bits for bits in range(9, 17))
 MOST_DEPTH = 32
 MOST_KEY = (1 << 16) - 1
 LEAST_NODE = NODE_BYTES + 2
-"""Fewest bytes of a page that a node uses, with its place."""
+"""Minimum bytes of a page that a node uses, with its offset."""
 
 LOOKED_AT = 1 << 20
 
@@ -79,7 +79,7 @@ class LmdbFile:
         parts = [np.empty((3, 0), np.int64)]
         if count:
             parts += map(np.stack, self._nodes(self._leaves(root, depth)))
-        # Places in the file, and sizes: 24 bytes for each value.
+        # Offsets in the file, and sizes: 24 bytes of memory per value.
         self._nodes_N, self._starts_N, self._sizes_N = np.concatenate(parts, axis=1)
         if len(self) != count:
             raise self._damaged(f"it holds {len(self):,} values and says {count:,}")
@@ -101,7 +101,7 @@ class LmdbFile:
     def _newest(self) -> tuple[int, int, int, int]:
         metas = [self._meta(0)]
         page_size = metas[0][0] if metas[0] else 0
-        # The first meta page states the page size, and so the place of the second.
+        # The first meta page states the page size, and thus the offset of the second.
         metas += [self._meta(size) for size in ((page_size,) if page_size else PAGE_SIZES)]
         whole = [meta for meta in metas if meta is not None]
         if not whole:
@@ -159,8 +159,8 @@ class LmdbFile:
                 raise self._damaged("a value lies beyond the end; it is truncated")
             yield places, starts, sizes
 
-    # Yields, for some pages at a time, the places of nodes in the file, the pages as words of 2
-    # bytes, and the places of nodes among these words.
+    # Yields, for some pages at a time: the nodes' offsets in the file, the pages as uint16 values,
+    # and the nodes' indices among these values.
     def _pages(
         self, numbers: Numbers, kind: int
     ) -> Iterator[tuple[Ints, NDArray[np.uint16], Ints]]:

@@ -1,4 +1,4 @@
-"""Checks of a user's data set, before training and at every batch. Each fault is one line."""
+"""Checks of a user's data set, before training and at every batch. Errors are one line."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -48,7 +48,7 @@ def check_own(name: str, dataset: Any) -> Dataset:
     """Return the data set that a user gave as `name`, wrapped so that each batch is checked.
 
     A torch Dataset is converted by `from_torch`, a pair of tensors by `TensorDataset`. Raises
-    DataError if it is no data set, and OwnCodeError for what it raises.
+    DataError if it is not a data set, and OwnCodeError if its code raises.
     """
     if isinstance(dataset, TensorDataset | DecodedSet | RawPart):
         return dataset
@@ -77,7 +77,7 @@ def check_own(name: str, dataset: Any) -> Dataset:
 
 
 def take_turns(parts: Iterable[Dataset | None]) -> None:
-    """Let the parts that are one data set of a user's share its turns."""
+    """Let parts that wrap the same user's data set share one semaphore."""
     turns: dict[int, BoundedSemaphore] = {}
     for part in parts:
         if isinstance(part, CheckedSet):
@@ -113,10 +113,10 @@ def _name_of(value: Any) -> str:
 class CheckedSet:
     """A user's data set that raises DataError for each batch that breaks the protocol.
 
-    Images must match the members of the data set, other samples must match sample 0. Without
-    `fetchers` the training's thread calls it; then it may draw from the process's generators, which
-    are seeded by the batch's key, and restored. With `fetchers`, that many threads call it during
-    training, and it must not use these generators, since both would draw from them.
+    Images must match `sample_CHW` and `num_classes`; other samples must match sample 0. If
+    `fetchers` is 0, the training thread calls the data set, which may draw from the process's
+    generators: they are seeded by the batch's key and restored. Otherwise that many threads call
+    it during training, and it must not use these generators, which the training also uses.
     """
 
     sample_CHW: tuple[int, int, int]
@@ -124,12 +124,12 @@ class CheckedSet:
 
     def __init__(self, name: str, dataset: Dataset) -> None:
         self.name, self.dataset = name, dataset
-        self._length = len(dataset)  # once: ranks must not come to evaluate other numbers
+        self._length = len(dataset)  # read once: all ranks must evaluate the same number
         take_facts(self, dataset, (*OF_ITSELF, *OF_SAMPLES))
         self.shard_counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
         self._check_facts()
         self.turns = BoundedSemaphore(self.fetchers or 1)
-        """The turns of threads to ask: an evaluation's come beside the training's."""
+        """Limits the threads that call at once: an evaluation's run beside the training's."""
         self._found: Layout | None = None
         try:
             batch = self._first_batch()
@@ -226,8 +226,8 @@ class CheckedSet:
             self._check_images(*batch, count=len(indices_B))
         else:
             self._check_leaves(batch, indices_B)
-        # A copy: the memory may be the data set's own, which a network or a loss that writes to
-        # what it takes would change on one rank only, and the next batch may be in the same.
+        # A copy, since the memory may belong to the data set: a network or loss that modifies its
+        # input would change it on one rank only, and the next batch may reuse it.
         return batch if self._is_uniform else map_batch(torch.clone, batch)
 
     def _check_images(self, images: Any, labels: Any, count: int) -> None:
@@ -269,7 +269,7 @@ class CheckedSet:
         expected, spec = tree_flatten((first.inputs, first.targets))
         if tree_flatten(batch)[1] != spec:
             raise self._wrong(f"{Layout.of(batch)} for sample {sample}", f"as sample 0: {first}")
-        # Shapes may differ from sample 0 only if the user's own code builds the batches.
+        # Shapes may differ from those of sample 0 only if user code builds the batches.
         for (what, leaf), wanted in zip(named_leaves(batch), expected, strict=True):
             leaf_layout = leaf_of(leaf)
             if leaf.dtype != wanted.dtype or (self._is_uniform and leaf_layout != wanted):
@@ -297,7 +297,7 @@ class CheckedSet:
 
     @property
     def _is_uniform(self) -> bool:
-        """Whether torch's own collate makes each batch, in memory of its own."""
+        """Whether torch's default collate makes each batch, in new memory."""
         return isinstance(self.dataset, TorchSet) and self.dataset.is_uniform
 
     def _wrong(self, given: str, expected: str) -> DataError:

@@ -115,7 +115,7 @@ def _key_of(file: Path, images: Sequence[_Member], labels: Sequence[_Member]) ->
 
 
 def _listed(file: Path, unread: Counter[str]) -> tuple[list[_Member], list[_Member]]:
-    # By name, since the last of several members of one name counts, as it does for tar.
+    # Keyed by name: of several members with the same name, the last counts, as for tar.
     images: dict[str, _Member] = {}
     labels: dict[str, _Member] = {}
     try:
@@ -171,7 +171,7 @@ def is_lmdb(path: Path) -> bool:
 
 
 def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
-    """Open databases. Raises DataError if one is damaged, or images differ in kind or shape."""
+    """Open LMDBs. Raises DataError if one is damaged, or images differ in kind or shape."""
     check_protobuf(about)
     from google.protobuf.message import DecodeError
 

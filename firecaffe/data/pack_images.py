@@ -1,7 +1,7 @@
-"""Packing of a source's images, in a fixed random order, into shards, and its verification.
+"""Packing of images into shards, in a fixed random order, and verification of the shards.
 
 The same source and options give the same bytes for any number of threads. An interrupted packing
-resumes: each shard that exists is whole, and `packing.json` identifies the packing, until
+resumes: each shard that exists is complete. `packing.json` identifies the packing until
 `dataset.json` replaces it.
 """
 
@@ -59,7 +59,7 @@ class Part:
     sizes: list[int]
     """The approximate size of each image in bytes."""
     read: Callable[[int], bytes]
-    """Reads one image. Several threads call it at once. Raises DataError if it cannot be read."""
+    """Function that reads one image, called by several threads. Raises DataError if it cannot."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -78,9 +78,9 @@ class Source:
 
 @dataclass(frozen=True)
 class PackOptions:
-    """Options of a packing; 0 keeps the size, or the bytes of images that are not resized.
+    """Options of a packing. `raw` stores pixels. `quality` 0 keeps bytes that need no resizing.
 
-    `resize` is the shorter side of larger images, both sides of raw ones. `raw` stores pixels.
+    `resize` is the shorter side of larger images, or both sides of raw ones; 0 keeps the size.
     """
 
     resize: int = 0
@@ -96,7 +96,7 @@ class ImagesSeen:
     turned: int = 0
     """Images stored as pixels whose EXIF data say that they must be rotated."""
     deep: int = 0
-    """Images of 16 bits a value whose bytes are not kept."""
+    """Images with 16 bits per value that are encoded again."""
     _lock: Lock = field(default_factory=Lock)
 
     def add(

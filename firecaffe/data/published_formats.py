@@ -1,11 +1,11 @@
 """The files of published data sets: idx (MNIST, Fashion-MNIST), and CIFAR-10's binary version.
 
-A file is a header of big-endian 32-bit integers, then unsigned bytes, the last dimension fastest:
-magic (0x00000800 + number of dimensions), one size per dimension, data. Source: the format's
+An idx file is a header of big-endian 32-bit integers: magic (0x00000800 + number of dimensions) and
+one size per dimension; then unsigned bytes, the last dimension fastest. Source: the format's
 description on the MNIST page (LeCun, Cortes, Burges).
 
-A file is a row of 3073-byte records: the label, then 32 x 32 red, green and blue values. Five files
-of 10,000 records make the training set, one the test set. An archive is read as a stream.
+A CIFAR-10 file is a sequence of 3073-byte records: label, then 32 x 32 red, green and blue values.
+Five files of 10,000 records are the training set, one the test set. An archive is streamed.
 """
 
 import gzip
@@ -52,9 +52,9 @@ def _read(file: BinaryIO, num_bytes: int) -> bytearray:
 
 
 def read_idx_bytes(path: Path, num_dims: int) -> tuple[bytearray, tuple[int, ...]]:
-    """Read a whole file, unzipped and with its header, and return it with its sizes.
+    """Return the uncompressed bytes of an idx file, its header included, and its sizes.
 
-    Raises DataError if it is missing, damaged, or differs from `num_dims` or its header's sizes.
+    Raises DataError if it is missing or damaged, or lacks `num_dims` or the bytes that it states.
     """
     header_bytes = 4 + 4 * num_dims
     try:
@@ -79,7 +79,7 @@ def read_idx_bytes(path: Path, num_dims: int) -> tuple[bytearray, tuple[int, ...
                     f"{path}: says that it holds {data_bytes:,} bytes; of a file of "
                     f"{path.stat().st_size:,} at most {most:,} are read"
                 )
-            # Read one byte more than expected: this detects a longer file, and gzip checks its
+            # Read one byte more than expected, to detect a longer file, and since gzip checks its
             # checksum only at the end.
             content += _read(file, data_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
@@ -211,7 +211,7 @@ def _read_archive(path: Path, file_bytes: int) -> dict[str, bytes]:
                 file = archive.extractfile(member)
                 assert file is not None  # it is None only for members that are not files
                 contents[name] = file.read()
-            # gzip checks its checksum only at its end, and tar stops reading before that.
+            # gzip checks its checksum only at its end; tar stops reading before that.
             while unzipped.read(1 << 20):
                 pass
     except (EOFError, zlib.error, *DAMAGED) as error:

@@ -23,7 +23,7 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> Tensor:
     """Return the sample at each position of an epoch: a permutation of 0 ... num_samples-1, int64.
 
     Samples are sorted by `hash64(seed, Stream.ORDER, epoch, sample)`, signed. The hash is a
-    bijection of the sample, so there are no ties, and no library's generator plays a role.
+    bijection of the sample, so there are no ties. No library's random generator is involved.
     """
     return hash64(seed, Stream.ORDER, epoch, torch.arange(num_samples)).argsort()
 
@@ -44,12 +44,12 @@ class WeightedDraws:
     """Draws of samples with replacement, by integer weights."""
 
     sums_N: Tensor
-    """The cumulative weights, each sample's included, int64, at most 2^52."""
+    """Inclusive cumulative weights, int64, at most 2^52."""
 
     def epoch_order(self, seed: int, epoch: int) -> Tensor:
-        """Return an epoch's samples: each the first whose cumulative weight exceeds floor(u total).
+        """Return an epoch's samples: the first whose cumulative weight exceeds floor(u total).
 
-        Here u is the upper 53 bits of `hash64(seed, Stream.BALANCE, epoch, position)`, over 2^53.
+        u is the upper 53 bits of `hash64(seed, Stream.BALANCE, epoch, position)`, divided by 2^53.
         """
         hashes_N = hash64(seed, Stream.BALANCE, epoch, torch.arange(len(self.sums_N)))
         total = int(self.sums_N[-1])
@@ -79,9 +79,9 @@ class SampleOrder:
     """The samples of every leaf of every step, without end.
 
     Leaf l of the epoch's step s holds positions [s G + l m, s G + (l + 1) m), cut off at
-    num_samples, with G = global_batch_size and m = micro_batch_size: the last step may have a short
-    leaf and empty ones. Raises DataError if there are no samples, and RecipeError if a batch size
-    is not positive or G is no multiple of m.
+    num_samples, with G = global_batch_size and m = micro_batch_size. An epoch's last step may have
+    a short leaf and empty leaves. Raises DataError if there are no samples, and RecipeError if a
+    batch size is not positive or G is not a multiple of m.
     """
 
     seed: int
@@ -89,9 +89,9 @@ class SampleOrder:
     global_batch_size: int
     micro_batch_size: int
     shard_counts: tuple[int, ...] = ()
-    """Numbers of samples that are visited together. Empty: samples are visited one by one."""
+    """Sizes of the shards whose samples are visited together. Empty: there are no shards."""
     drawing: WeightedDraws | None = None
-    """Weights by which an epoch's `num_samples` samples are drawn. None: each is used once."""
+    """Draws an epoch's `num_samples` samples by weights. None: each sample is used once."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -132,17 +132,17 @@ class SampleOrder:
         return self.epoch(step) * self.num_samples + within
 
     def steps_for(self, samples: int) -> int:
-        """Return the number of steps nearest to that many samples, at least one."""
+        """Return the number of steps, at least 1, that is nearest to `samples` samples."""
         epochs, left = divmod(samples, self.num_samples)
         return max(1, epochs * self.steps_per_epoch + round(left / self.global_batch_size))
 
     def micro_batch(self, step: int, leaf: int) -> Tensor:
-        """Return the samples of leaf 0 ... num_micro_batches-1 of a step, int64, perhaps none."""
+        """Return the samples of leaf 0 ... num_micro_batches-1 of a step, int64, perhaps empty."""
         if not 0 <= leaf < self.num_micro_batches:
             raise IndexError(f"leaf is {leaf}, expected 0 to {self.num_micro_batches - 1}")
         start = self.step_in_epoch(step) * self.global_batch_size + leaf * self.micro_batch_size
         order = _kept_epoch_order(
             self.seed, self.epoch(step), self.num_samples, self.shard_counts, self.drawing
         )
-        # A copy, so that a caller who changes its batch does not change the cached order.
+        # A copy, so that a caller that modifies its batch does not modify the cached order.
         return order[start : start + self.micro_batch_size].clone()

@@ -1,12 +1,12 @@
-"""A shard: many samples in one file, each read by one read. Layout: docs/reference/shards.md.
+"""A shard: many samples in one file, each fetched in one read. Layout: docs/reference/shards.md.
 
-    0    prologue: magic, version, where and how long the header is, the file's length, a checksum
+    0    prologue: magic, version, length and offset of the header, length of the file, a checksum
     40   the samples' bytes, one after the other
     ...  offsets (count + 1), labels and CRC-32s (count each), little-endian, at multiples of 8
     ...  header: JSON
 
-The index follows the samples, so that a shard is written in one pass. The prologue is written last,
-so that an unfinished file is no shard.
+The index follows the samples, so a shard is written in one pass. The prologue is written last, so
+an unfinished file is not a valid shard.
 """
 
 import hashlib
@@ -32,15 +32,15 @@ from firecaffe.schema import Count, Positive, decoded
 MAGIC = b"FIRECAFF"
 VERSION = 1
 PROLOGUE = struct.Struct("<8sIIQQII")
-"""Magic, version, bytes of the header, its place, bytes of the file, the header's CRC-32, 0."""
+"""Magic, version, header length, header offset, file length, CRC-32 of the header, 0."""
 
 KINDS = ("jpeg", "raw")
-"""Encoded images as they came (JPEG, PNG, WebP), or pixels of one shape: bytes of C x H x W."""
+"""Encoded images, unchanged (JPEG, PNG, WebP); or pixels of one shape: bytes of C x H x W."""
 
 MOST_HEADER_BYTES = 16_000_000
 
 Read = Callable[[int, int], bytes]
-"""A function (start, length) -> the bytes that are there, fewer at the end of the file."""
+"""A function (start, length) -> bytes; fewer than `length` at the end of the file."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ShardIndex:
 
 
 def read_index(read: Read, name: str, num_bytes: int) -> ShardIndex:
-    """Read a shard's index. Raises DataError if the file is cut, damaged, or no shard."""
+    """Read a shard's index. Raises DataError if the file is truncated, damaged, or no shard."""
     prologue = read(0, PROLOGUE.size)
     if len(prologue) < PROLOGUE.size:
         raise DataError(f"{name}: {num_bytes} bytes long; a shard has at least {PROLOGUE.size}")
@@ -123,12 +123,12 @@ def _index_bytes(count: int) -> int:
 
 
 def least_bytes(count: int, shape: tuple[int, ...]) -> int:
-    """Return the least size of a shard of `count` samples. `shape` is empty unless they are raw."""
+    """Return the minimum bytes of a shard of `count` samples. `shape` is empty if encoded."""
     return PROLOGUE.size + _index_bytes(count) + (count * prod(shape) if shape else 0)
 
 
 def read_sample(read: Read, index: ShardIndex, number: int, name: str) -> bytes:
-    """Read a sample. Raises DataError if it is cut, BrokenSampleError if its bytes have changed."""
+    """Read a sample. Raises DataError if truncated, BrokenSampleError if its bytes have changed."""
     start, end = int(index.offsets[number]), int(index.offsets[number + 1])
     content, length = read(start, end - start), end - start
     if len(content) != length:
@@ -139,7 +139,7 @@ def read_sample(read: Read, index: ShardIndex, number: int, name: str) -> bytes:
 
 
 class ShardWriter:
-    """Write one shard under a temporary name until `finish`. Without that it is deleted."""
+    """Writer of one shard, under a temporary name. `finish` renames it; otherwise it is deleted."""
 
     def __init__(self, path: Path, kind: str, shape: tuple[int, ...] = ()) -> None:
         self.path, self.kind, self.shape = path, kind, shape
@@ -156,7 +156,7 @@ class ShardWriter:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._file.close()  # on a full disk, flushing the rest raises
+            self._file.close()  # flushing the rest raises if the disk is full
         finally:
             self._aside.unlink(missing_ok=True)
 

@@ -2,7 +2,7 @@
 
 Files in a folder are read in place, by `pread`. From a remote address (`s3://…`, anything that
 fsspec knows) only the range of each sample is fetched, so a node moves only what its ranks need. A
-cache fetches a shard whole at its first sample, checks its digest, and deletes its oldest ones.
+cache copies a whole shard at its first read, checks its digest, and deletes the oldest copies.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ FREE_SHARE = 0.1
 """Share of a disk that a cache without a limit leaves free."""
 
 COPIES = f"{24 * '[0-9a-f]'}.shard"
-"""The names of a cache's copies. What else is in its folder may be a data set, and stays."""
+"""Pattern of the names of a cache's copies. Other files there may be a data set, and are kept."""
 
 
 class ShardFiles(Protocol):
@@ -39,7 +39,7 @@ class ShardFiles(Protocol):
     def name(self, info: ShardInfo) -> str: ...
 
     def renew(self, info: ShardInfo) -> None:
-        """Delete a copy that is not what was packed, if there are copies."""
+        """Delete a cached copy that differs from the packed shard, if files are cached."""
 
 
 def is_remote(root: str) -> bool:
@@ -53,7 +53,7 @@ def open_files(root: str, cache: str = "", cache_bytes: int = 0) -> ShardFiles:
 
 
 def read_text(root: str, file: str, most_bytes: int) -> str:
-    """Read a small text file of the data set. Raises DataError if it is too long or no text."""
+    """Read a small text file of the data set. Raises DataError if it is too long or not text."""
     if is_remote(root):
         remote = RemoteFiles(root)
         content = remote.fetch(file, 0, most_bytes)
@@ -91,7 +91,7 @@ class LocalFiles:
 
     def read(self, info: ShardInfo, start: int, length: int) -> bytes:
         with reading(self.name(info)):
-            opened = self._opened(self.name(info))  # this reference prevents closing while reading
+            opened = self._opened(self.name(info))  # the reference keeps it open while reading
             return os.pread(opened.descriptor, length, start)
 
     def size(self, info: ShardInfo) -> int:
@@ -117,7 +117,7 @@ class RemoteFiles:
             raise DataError(
                 f"{root}: remote data need fsspec; pip install 'firecaffe[remote]'"
             ) from None
-        if "::" in root:  # fsspec's `reference` runs templates of the file that follows
+        if "::" in root:  # fsspec's `reference` runs templates in the next file
             raise DataError(
                 f"{root}: is a chain of addresses (::), of which some run what files say; give one "
                 "address, such as s3://bucket/folder"
@@ -161,7 +161,7 @@ class RemoteFiles:
 
 
 class CachedFiles:
-    """Copies of shards in a folder that processes share. One lock guards fetching and deleting."""
+    """Copies of shards in a folder that processes share. A lock guards fetching and deleting."""
 
     def __init__(self, source: LocalFiles | RemoteFiles, folder: Path, limit_bytes: int) -> None:
         self.source, self.folder, self.limit_bytes = source, folder, limit_bytes
@@ -203,9 +203,9 @@ class CachedFiles:
 
     def _fetch_and_read(self, info: ShardInfo, copy: Path, start: int, length: int) -> bytes:
         with self._alone():
-            if not copy.exists():  # no other process fetched it while this one waited
+            if not copy.exists():  # another process may have fetched it meanwhile
                 self._fetch(info, copy)
-            # Under the lock still, so that no process deletes the copy before it is read.
+            # Still under the lock, so that no process deletes the copy before it is read.
             return _pread(copy, start, length)
 
     def _fetch(self, info: ShardInfo, copy: Path) -> None:

@@ -1,6 +1,6 @@
 """The sources of a run's data: each `open_*` returns the parts of one data set.
 
-Some images are looked at first: whether they are as intended.
+A few images are inspected first: blank, 16-bit or rotated ones are reported.
 """
 
 import os
@@ -144,7 +144,7 @@ def open_image_folder(config: DataConfig) -> DataParts:
 
 
 def open_test_images(config: DataConfig) -> TestPart | None:
-    """Open the test part of a folder that has no other part. Return None if it has others."""
+    """Open the test part of a folder without a training part. Return None if there is one."""
     part = open_test_folder(data_path(config))
     if part is None:
         return None
@@ -218,7 +218,7 @@ def _notes_of_shards(
     notes: list[str] = []
     for name, part in parts.items():
         if isinstance(part, DecodedSet) and not is_remote(root):
-            # Only the first shard, which has images in random order: others may need copying.
+            # Only the first shard: its images are in random order, and others may need copying.
             source = part.source
             samples = range(min(LOOKED_AT, source.shard_counts[0]))
             notes += look(name, samples, source.read, source.read, config.exif)
@@ -226,7 +226,7 @@ def _notes_of_shards(
 
 
 LOOKED_AT = 64
-"""Most images of a part that are looked at."""
+"""Maximum number of images of a part that are inspected."""
 
 
 def evenly(count: int) -> Sequence[int]:
@@ -241,14 +241,14 @@ def look(
     read: Callable[[int], bytes],
     exif: str,
 ) -> list[str]:
-    """Look at some images of a part, and return lines to report; `exif` is a row of EXIF.
+    """Inspect some images of a part, and return notes for the user. `exif` is one of EXIF.
 
     `head` reads the start of a sample, enough for its metadata; `read` reads all of it. Raises
-    DataError if all pixels of all images have one color: nothing can be learned.
+    DataError if all pixels of all images have one color, so that nothing can be learned.
     """
     heads: dict[int, bytes] = {}
     for sample in samples:
-        with suppress(BrokenSampleError):  # training reports it when it reads the sample
+        with suppress(BrokenSampleError):  # training reports it when it reads this sample
             heads[sample] = head(sample)
     deep = [sample for sample, content in heads.items() if bits_of(content) == DEEP_BITS]
     _check_not_blank(part, list(heads), read, deep)
@@ -297,7 +297,7 @@ def _check_not_blank(
 
 
 def shard_counts(dataset: Dataset, config: DataConfig) -> tuple[int, ...]:
-    """Return shards' sample counts if `data.order` is shards. Raises RecipeError if it has none."""
+    """Return samples per shard if `data.order` is shards. Raises RecipeError without shards."""
     if config.order != SHARDS:
         return ()
     counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())

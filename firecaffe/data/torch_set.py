@@ -1,4 +1,4 @@
-"""Torch's map-style data sets as data sets of firecaffe: item by item, each under its key."""
+"""Torch's map-style data sets as data sets of firecaffe. Each item is made with its own key."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,11 +27,11 @@ NUMBERS = range(MOST_THREADS + 1)
 def from_torch(dataset: Any, workers: int = 0, collate: Collate = default_collate) -> "TorchSet":
     """Convert a map-style torch Dataset (`__getitem__` and `__len__`) to a data set of firecaffe.
 
-    Its items are pairs (inputs, targets). Around each item python's `random`, numpy's global
+    Its items are pairs (inputs, targets). Before each item, python's `random`, numpy's global
     generator and torch's are seeded by (seed, epoch, sample), so that random transforms give the
-    same bits on any number of ranks and workers. `firecaffe.data.current_key()` is that key. Code
-    with another generator must draw by the key, or it changes from run to run, and the run reports
-    it.
+    same bits on any number of ranks and workers. `firecaffe.data.current_key()` returns this key.
+    Code with another generator must seed it by the key. Otherwise its results change from run to
+    run, and the run reports this.
 
     Args:
         dataset: The data set.
@@ -160,7 +160,7 @@ class TorchSet:
 
     @property
     def fetchers(self) -> int:
-        """Threads that may call it at once; 0 if items use this process's generators."""
+        """Fetching threads that may call this at once; 0 if items use this process's generators."""
         return self.workers if self._elsewhere else 0
 
     @property
@@ -181,7 +181,7 @@ class TorchSet:
 
 
 def said_by(dataset: Any) -> dict[str, Any]:
-    """Return the optional members that a torch data set has; torchvision's `classes` are names."""
+    """Return the optional members of a torch data set; torchvision's `classes` are class names."""
     if isinstance(dataset, Subset):
         of_all = said_by(dataset.dataset)
         of_samples: dict[str, Any] = {
