@@ -13,7 +13,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def split_place(text: str) -> tuple[str, int]:
-    """Splits HOST:PORT, or [IPv6]:PORT. Raises: ValueError if it is neither."""
+    """Split HOST:PORT, or [IPv6]:PORT. Raises: ValueError if it is neither."""
     match = re.fullmatch(r"(?:\[([^\[\]\s]+)\]|([^:\[\]\s]+)):(\d{1,5})", text)
     port = int(match[3]) if match else 0
     if match is None or not 0 < port < 1 << 16:
@@ -26,7 +26,7 @@ def join_place(host: str, port: int | str) -> str:
 
 
 def check_known(host: str, word: str) -> None:
-    """Check that a name, given by `word`, stands for a host. Raises: LaunchError."""
+    """Check that a host's name can be resolved; `word` is the setting. Raises: LaunchError."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
@@ -36,13 +36,13 @@ def check_known(host: str, word: str) -> None:
 
 
 def listen_at(host: str, port: int, backlog: int) -> socket.socket:
-    """Opens a listener at one address of this host, by name or number; port 0 takes a free one."""
+    """Open a listener at one address of this host, by name or number; port 0 takes a free one."""
     family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return socket.create_server(place[:2], family=family, backlog=backlog)
 
 
 def listen_to_all(backlog: int, port: int = 0) -> socket.socket:
-    """Opens a listener at all of this host's addresses; port 0 takes a free one."""
+    """Open a listener at all of this host's addresses; port 0 takes a free one."""
     if socket.has_dualstack_ipv6():
         everywhere = "", port
         family = socket.AF_INET6
@@ -51,7 +51,7 @@ def listen_to_all(backlog: int, port: int = 0) -> socket.socket:
 
 
 def own_addresses(towards: str) -> list[str]:
-    """Return this host's outward addresses; the first is on the way to `towards`, best of IPv4."""
+    """Return this host's outward addresses, first those used to reach `towards`, IPv4 first."""
     addresses: list[str] = []
     with suppress(OSError, UnicodeError):
         ways = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
@@ -76,12 +76,12 @@ def is_here(host: str) -> bool:
 
 
 def is_inward(name: str) -> bool:
-    """Whether a host's name leads only to its loopback, as Debian's 127.0.1.1, or nowhere."""
+    """Whether a host's name resolves only to its loopback (Debian: 127.0.1.1), or not at all."""
     return all(_is_loopback(address) for address in _addresses_of(name))
 
 
 def is_one_host(name: str) -> bool:
-    """Whether a name says loopback literally, so that all who meet there are on one host."""
+    """Whether a name is literally loopback, so that all ranks that meet there are on one host."""
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
@@ -89,7 +89,7 @@ def is_one_host(name: str) -> bool:
 
 
 def check_outward(name: str, instead: str) -> None:
-    """Check that others can find this host, if `name` leads inward. Raises: LaunchError."""
+    """Check that others can reach this host if `name` is inward. Raises: LaunchError."""
     addresses = own_addresses(name)
     if not is_inward(name) or is_one_host(name) or len({*map(interface_of, addresses)}) == 1:
         return
@@ -108,7 +108,7 @@ def interface_of(address: str) -> str:
 
 
 def _is_outward(address: str) -> bool:
-    # An IPv6 address of one link alone means nothing without the name of an interface.
+    # A link-local IPv6 address means nothing without the name of an interface.
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return not parsed.is_loopback and not (parsed.version == 6 and parsed.is_link_local)
 

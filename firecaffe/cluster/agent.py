@@ -2,8 +2,8 @@
 
 The base class meets the agents of other hosts, numbers the ranks and restarts them together. This
 agent reports the rank that failed first, does not restart after an error that a restart cannot fix,
-and lets go of ranks that rank 0 continues without (`cluster.lost_ranks`). It queries the launchers'
-store in another thread, so that it always hears signals. torch documents the methods that are
+and drops ranks that rank 0 continues without (`cluster.lost_ranks`). It queries the launchers'
+store in another thread, so that it can always handle signals. torch documents the methods that are
 overridden here, though their names begin with an underscore.
 """
 
@@ -49,32 +49,32 @@ STOP_S = 600.0
 POLL_S = 0.05
 
 MEETING_S = PATIENCE_S + 60.0
-"""Seconds for launchers to meet; torch's rendezvous gives up before, if it reaches its store."""
+"""Seconds for launchers to meet; torch's rendezvous gives up sooner if its store answers."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """The signals that the agent passes on to its ranks."""
 
 HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
-"""Exit codes of errors that a restart would meet again; see errors.py."""
+"""Exit codes of errors that would recur after a restart; see errors.py."""
 
 
 class Callbacks(Protocol):
-    """A listener for what happens to the agent's ranks."""
+    """The events that the agent reports about its ranks."""
 
     def on_restart(self, result: RunResult, number: int | None) -> None:
-        """Hear failures before restart `number`, from 1; None if ranks stop for a leaving host."""
+        """Report failures before restart `number`, from 1; None if a host leaves the run."""
 
     def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
-        """Hear that the run continues without a rank of this host; see `OnLoss`."""
+        """Report that the run continues without a rank of this host; see `OnLoss`."""
 
     def on_joined(self) -> None:
-        """Hear that a host waits to join, for which the ranks start again."""
+        """Report that a host waits to join, for which the ranks restart."""
 
     def on_waiting(self, waited_s: float) -> None:
-        """Hear, every `SAY_EVERY_S` seconds, that the launcher waits for other hosts."""
+        """Report, every `SAY_EVERY_S` seconds, that the launcher waits for other hosts."""
 
     def on_done(self) -> None:
-        """Hear that this host's ranks have succeeded, while the store still exists."""
+        """Report that this host's ranks have succeeded, while the store still exists."""
 
 
 class FaultAgent(SimpleElasticAgent):
@@ -91,8 +91,8 @@ class FaultAgent(SimpleElasticAgent):
     ) -> None:
         """Run the ranks of `spec`, whose handler is a PatientRendezvous.
 
-        reports: a folder for the ranks' last words. is_elastic: other hosts may leave, and this one
-        continues without them.
+        reports: a folder for the ranks' final reports. is_elastic: other hosts may leave, and this
+        one continues without them.
         """
         super().__init__(spec)
         self.reports, self.callbacks, self.aside = reports, callbacks, aside
@@ -102,7 +102,7 @@ class FaultAgent(SimpleElasticAgent):
         self.ended_by_us: set[int] = set()
         """Global ranks that the agent has ended."""
         self._is_left = False
-        # The first of the signals that count as one, and when it came.
+        # The time and number of the first of the signals that count as one.
         self._signal: tuple[float, signal.Signals] | None = None
         self._is_starting = False  # while it is set, nothing may interrupt
         self._ranks: dict[int, RankProcess] = {}  # of this attempt, by global rank
@@ -203,8 +203,8 @@ class FaultAgent(SimpleElasticAgent):
         self._shutdown()
 
     def _hear(self, number: int, _: FrameType | None) -> None:
-        # As torch's handler does, but once for signals that count as one. Another exception would
-        # cut short what torch does about the first, and the ranks would get SIGTERM.
+        # As torch's handler does, but once for signals that count as one. A second exception would
+        # interrupt torch's handling of the first, and the ranks would get SIGTERM.
         now, sent = time.monotonic(), signal.Signals(number)
         if self._signal is None:
             self._signal = now, sent
@@ -240,14 +240,14 @@ class FaultAgent(SimpleElasticAgent):
         if self._is_left:
             # Another host leaves. All ranks have saved and continue on the hosts that stay.
             self._remaining_restarts += 1
-        # A LaunchError is hopeless at the first start only: later a lost rank may be its reason.
+        # A LaunchError is hopeless at the first start only: later, a lost rank may be the cause.
         elif codes & {*HOPELESS, *TOGETHER} or (is_first and LaunchError.exit_code in codes):
             self._remaining_restarts = 0
         return self._result
 
     def _raise_noted(self) -> None:
         # The signal came while ranks were being started, or in a destructor or a fork's hook, where
-        # Python drops exceptions. Any other has already ended `run`.
+        # Python drops exceptions. Any other signal has already ended `run`.
         if self._signal is not None:
             raise _ended_by(self._signal[1])
 
@@ -266,7 +266,7 @@ class FaultAgent(SimpleElasticAgent):
         return self._let_go.look(left)
 
     def _without_ranks(self) -> RunResult:
-        # A host that has let go of all its ranks ends with the host of rank 0.
+        # A host that has dropped all its ranks ends with the host of rank 0.
         ends = self._ends
         assert ends is not None
         try:
@@ -292,7 +292,7 @@ class FaultAgent(SimpleElasticAgent):
             self.aside.run(self._ends.leave, MEETING_S)
 
     def part(self, holds_store: bool) -> None:
-        """Write the last word to the other hosts' launchers; see `HostEnds.part`."""
+        """Write this host's last message to the other launchers; see `HostEnds.part`."""
         ends = self._ends
         if ends is not None:
             # The run's result is known already, so a signal only ends the waiting.
@@ -313,7 +313,7 @@ class FaultAgent(SimpleElasticAgent):
         return set() if self._let_go is None else self._let_go.ranks
 
     def failures(self) -> dict[int, ProcessFailure]:
-        """Return the failures of ended ranks by global rank, without those that were let go."""
+        """Return the failures of ended ranks by global rank, without dropped ranks."""
         by_rank = {r: process.failure for r, process in self._ranks.items() if r not in self.let_go}
         return {rank: failure for rank, failure in by_rank.items() if failure is not None}
 

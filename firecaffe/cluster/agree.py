@@ -41,7 +41,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 LOOK_S = 0.1
-"""Seconds between two checks of a waiting rank whether the watch has lost a rank."""
+"""Seconds between two checks, while waiting, for a rank that the watch has lost."""
 
 SIZE_BYTES = 8
 
@@ -128,7 +128,7 @@ def differing_ranks(texts: list[str]) -> list[int]:
 
 
 def ranks_that_differ(world: Group, text: str) -> list[int]:
-    """Return the same as `differing_ranks`, on all ranks."""
+    """Return the `differing_ranks` of all ranks' texts, on all ranks."""
     return differing_ranks(gather_text(world, text))
 
 
@@ -154,7 +154,7 @@ def agree(world: Group, facts: dict[str, str]) -> None:
 
 
 def take_from_first(world: Group, tensors: Mapping[str, Tensor]) -> list[int]:
-    """Give all ranks rank 0's values, in place; return which had others. Raises: PeerLostError."""
+    """Give all ranks rank 0's values, in place; return who differed. Raises: PeerLostError."""
     if world.group is None:
         return []
     digests = gather_text(world, digest(tensors.items()))  # all have the same names

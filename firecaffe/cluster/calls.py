@@ -1,7 +1,7 @@
 """Calls in other threads: those that may block forever, and those made one after the other.
 
-torch's client of a store waits in C++ for its server's answer: 60 s, and after that, if the link to
-the server is cut, until it is back (torch 2.13). Python runs no signal handler in that time.
+torch's client of a store waits in C++ for its server's answer: 60 s, and if the link to the server
+is cut, even until the link is back (torch 2.13). Python runs no signal handler in that time.
 """
 
 import math
@@ -21,7 +21,7 @@ ANSWER_S = 1.0
 """Seconds to wait for an answer that the caller can do without."""
 
 LOOK_S = 0.5
-"""Seconds between looks for signals: one that comes as a wait begins does not end it."""
+"""Seconds between checks for signals: one that comes just before a wait does not end the wait."""
 
 LAST_S = 5.0
 """Seconds for the last questions of a launch, once its ranks have ended."""
@@ -34,7 +34,7 @@ class Aside:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
         self._calls = queue.SimpleQueue()
         self._overdue: Future[Any] | None = None
-        # A daemon: the end of the process does not wait for it.
+        # A daemon thread, so that the process's exit does not wait for it.
         threading.Thread(target=self._serve, name="aside", daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -85,7 +85,7 @@ class PatientRendezvous(RendezvousHandler):
 
     def __init__(self, inner: DynamicRendezvousHandler, aside: Aside) -> None:
         self.inner, self.aside = inner, aside
-        self._asked: Future[int] | None = None  # how many hosts wait, while not answered
+        self._asked: Future[int] | None = None  # a pending query for the hosts that wait
 
     def num_nodes_waiting(self) -> int:
         """Return the number of hosts that wait to join; 0 while the store does not answer."""
@@ -97,7 +97,7 @@ class PatientRendezvous(RendezvousHandler):
         return answer.result() if answer.exception() is None else 0  # the store is gone
 
     def hosts_there(self) -> set[int]:
-        """Return the numbers of the participating hosts heard of lately; call it by `Aside.run`."""
+        """Return the numbers of hosts with a recent sign of life; call it by `Aside.run`."""
         self.inner.is_closed()  # asks the store for the state
         return set(participants(self.inner).values())
 
@@ -135,7 +135,7 @@ class Calls:
 
     def __init__(self, name: str) -> None:
         self._waiting: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        # A daemon: a call may wait for a disk that has stalled.
+        # A daemon thread, because a call may wait for a disk that has stalled.
         self._thread = threading.Thread(target=self._make, name=name, daemon=True)
         self._thread.start()
 

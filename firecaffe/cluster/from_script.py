@@ -44,7 +44,7 @@ def bind(
     kwargs: Mapping[str, Any],
     others: Sequence[str] = (),
 ) -> inspect.BoundArguments:
-    """Return a call's arguments by name; `others` are names taken out before. Raises: CallError."""
+    """Bind a call's arguments to names; `others` are names taken out before. Raises: CallError."""
     try:
         return signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -55,7 +55,7 @@ def bind(
 
 
 def check_known(name: str, words: Iterable[str], known: Sequence[str]) -> None:
-    """Check that `known` has all words, which are passed on. Raises: CallError."""
+    """Check that all keyword arguments to be passed on are in `known`. Raises: CallError."""
     for word in words:
         if word not in known:
             said = f"got an unexpected keyword argument {word!r}"

@@ -1,8 +1,8 @@
 """Groups of ranks that move data among themselves, such as the world, and a count of the bytes.
 
-A rank may be in several groups: in a mesh, in the row over which gradients are summed and in the
-column over which a layer is split. All ranks make groups in one order, and use them in one order;
-else two ranks may wait for each other.
+A rank may be in several groups: in a mesh, it is in the row over which gradients are summed, and in
+the column over which a layer is split. All ranks must make groups in the same order, and use them
+in the same order; otherwise two ranks may wait for each other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class Traffic:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Count nothing in a `with` block, during which no thread of a step sends."""
+        """Count nothing in a `with` block, in which no thread of a step may send."""
         self._counts = False
         try:
             yield
@@ -75,10 +75,10 @@ class Group:
     group: ProcessGroup | None = None
     """The process group of the main thread, for agreement and evaluation."""
     exchange_group: ProcessGroup | None = None
-    """The process group of communication threads only: no order with `group` can matter."""
+    """The process group of communication threads only, which need no order with `group`."""
     local_rank: int = 0
     local_world_size: int = 1
-    """Ranks of the group on this host; 1 if they are not consecutive in it."""
+    """The number of the group's ranks on this host; 1 if they are not consecutive in the group."""
     watch: Watch | None = None
     place: WatchedPlace = field(default_factory=WatchedPlace)
     traffic: Traffic = field(default_factory=Traffic)
@@ -117,7 +117,7 @@ def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
     try:
         for part in parts if len(parts) < world.world_size else ():
             for _ in ("main", "exchange"):
-                group = _new(part, world)  # of other parts, too: torch needs all ranks
+                group = _new(part, world)  # also for other parts: torch needs all ranks
                 if tuple(part) == members:
                     made.append(group)
         main, exchange = made if len(members) > 1 else (None, None)

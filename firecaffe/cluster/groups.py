@@ -1,9 +1,9 @@
 """Process groups for trainings, checks and DDP models, which a script runs one after the other.
 
 Each gets new groups. An existing world is used and left alone; else one is made under a new name.
-The ranks meet in the launcher's store, which outlives them, so an attempt has its own name, too. If
+The ranks meet in the launcher's store, which outlives them, so the name includes the attempt. If
 the launcher has no store (mpirun), rank 0 holds one from the first world to the end of its process.
-Ranks that were numbered by hand call in by number, so that errors name a missing or double rank.
+Ranks that were numbered by hand register by number, so that errors name a missing or double rank.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ from firecaffe.cluster.secret import BACKLOG, hold_store
 from firecaffe.errors import LauncherLostError, LaunchError
 
 ALL = "all"
-"""A key: set once all ranks have called in, to nothing, or to what is wrong."""
+"""A key, set once all ranks have called in: to an empty text, or to the problem."""
 
 MOST_NAMED = 8
 
@@ -73,7 +73,7 @@ def call_in(store: Store, rank: int, world_size: int, timeout: timedelta) -> Non
     try:
         store.wait([ALL], timeout)
     except DistStoreError:
-        # For all ranks: the first to come leaves first, and rank 0's store ends with it.
+        # Tell all ranks: those that came first time out first, and rank 0's store ends with rank 0.
         store.set(ALL, _missing(store, world_size, timeout))
     if problem := store.get(ALL).decode():
         raise LaunchError(problem)
@@ -95,8 +95,8 @@ def _myself() -> dict[str, Any]:
 
 
 def _runs_beside(me: dict[str, Any], other: dict[str, Any]) -> bool:
-    # On this host the other process may have died, and this one replaces it; in a container even
-    # with its number.
+    # On this host, the other process may have died and this one may replace it; in a container,
+    # even with the same process number.
     return other["host"] != me["host"] or (other != me and psutil.pid_exists(other["pid"]))
 
 
@@ -104,7 +104,7 @@ ATTEMPT = "FIRECAFFE_ATTEMPT"
 """Environment variable: the number of this attempt, equal on all ranks; 0 is the first."""
 
 SERVER = "firecaffe/server"
-"""A key in the store: set once the rank that holds the store will keep it."""
+"""A key in the store: set once it is certain that rank 0's process keeps the store."""
 
 LAZILY = "TORCH_GLOO_LAZY_INIT"
 """Environment variable that torch (2.13) reads when it makes a Gloo group."""
@@ -117,7 +117,7 @@ _worlds = count()  # every rank makes its worlds in the same order
 
 @dataclass(frozen=True)
 class Groups:
-    """Two process groups of all ranks: no order between the threads that use them can matter."""
+    """Two process groups of all ranks; the threads that use them need no common order."""
 
     rank: int
     world_size: int
@@ -140,7 +140,7 @@ class Groups:
 
 
 def destroy(groups: Iterable[ProcessGroup], is_lost: bool) -> None:
-    """Destroy groups. is_lost: whether something may still wait in them for a lost rank."""
+    """Destroy groups. is_lost: whether an operation may still wait in them for a lost rank."""
     for group in groups:
         if is_lost:
             keep_for_ever(group)
@@ -148,8 +148,8 @@ def destroy(groups: Iterable[ProcessGroup], is_lost: bool) -> None:
 
 
 def keep_for_ever(*groups: ProcessGroup | None) -> None:
-    """Keep groups, unknown to torch, until the process ends."""
-    # torch would wait for all operations of a group before it drops it, and cannot cancel them.
+    """Keep references to groups, unknown to torch, until the process ends."""
+    # Before torch frees a group, it waits for all its operations, and it cannot cancel them.
     for group in groups:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
@@ -200,7 +200,7 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
 
 
 def make_world(device: torch.device, timeout_s: float) -> None:
-    """Initialize torch.distributed with the environment's ranks, or this. Raises: LaunchError."""
+    """Initialize torch.distributed with the environment's ranks, or one. Raises: LaunchError."""
     timeout = timedelta(seconds=timeout_s)
     rank, world_size = who_am_i()
     if world_size == 1:
@@ -242,12 +242,12 @@ def _while_launcher_lives() -> Iterator[None]:
 
 
 def choose_interface(world_size: int) -> None:
-    """Tell Gloo at which network interface ranks meet, unless the user has. Raises: LaunchError."""
+    """Set Gloo's network interface, unless the user has set it. Raises: LaunchError."""
     rank_0 = os.environ["MASTER_ADDR"]
     if GLOO_INTERFACE in os.environ or not sys.platform.startswith("linux"):
         return
-    # If this host's own name leads to its loopback, as on Debian, Gloo would give that address to
-    # other hosts. firecaffe's launcher sets the interface, too.
+    # If this host's own name resolves to its loopback, as on Debian, Gloo would give that address
+    # to other hosts. firecaffe's launcher sets the interface, too.
     if is_alone(world_size):
         os.environ[GLOO_INTERFACE] = interface_of(LOOPBACK)
     elif is_inward(socket.gethostname()):
@@ -263,7 +263,7 @@ def is_alone(world_size: int) -> bool:
 @contextmanager
 def connected_when_used() -> Iterator[None]:
     """Let Gloo groups made in the block connect ranks at first use; only under a watch."""
-    # Else each rank connects with each at once. Gloo knows no time-out while two ranks connect.
+    # By default all ranks connect with each other at once, and Gloo has no time-out for that.
     with variables_kept(LAZILY):
         os.environ.setdefault(LAZILY, "1")
         yield
@@ -289,7 +289,7 @@ def backend_for(device: torch.device) -> str:
 
 @contextmanager
 def meeting(world_size: int) -> Iterator[None]:
-    """Turn a group's errors in the block into LaunchError: the ranks do not find each other."""
+    """Turn a group's errors in the block into LaunchError, as the ranks do not find each other."""
     where = ""
     if not dist.is_initialized():
         for name in ("MASTER_ADDR", "MASTER_PORT"):
@@ -341,7 +341,7 @@ def _own_store(host: str, port: int, rank: int, alone: bool, timeout: timedelta)
     try:
         listener = listen_at(host, port, BACKLOG) if alone else listen_to_all(BACKLOG, port)
     except OSError:
-        # It may be a store of this process, which is used again; else torch's error says why.
+        # This process may hold a store at that port, which is used again; else torch's error shows.
         return TCPStore(
             host,
             port,
@@ -367,6 +367,6 @@ def _store(place: tuple[str, str], rank: int, world_size: int, timeout: timedelt
             store.wait([SERVER], timeout)
             return store
         except DistNetworkError:
-            # That was the server of a world that the script has just left; rank 0 starts another.
+            # That server belonged to a world that the script has just left; rank 0 starts another.
             if time.monotonic() > until:
                 raise

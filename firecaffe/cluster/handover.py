@@ -1,4 +1,4 @@
-"""The handover from a launcher to its ranks, and the last word that it gets from each of them."""
+"""The handover from a launcher to its ranks, and the report that each rank leaves for it."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def leave_report(message: str, fault: Fault | None = None, traceback: str = "") 
             os.replace(aside, report)
         except OSError:
             report = None
-    # firecaffe's launcher prints nothing if it is gone, or finds no report.
+    # firecaffe's launcher prints the line, unless it is gone or finds no report.
     if not report or os.environ.get(LAUNCHED) != str(os.getppid()):
         rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
         print(f"firecaffe: {rank}{line}\n{traceback}", end="", file=kept_stderr(), flush=True)
@@ -75,8 +75,8 @@ class _Hook:
 
 @contextmanager
 def _real_stderr() -> Iterator[None]:
-    # `init_process_group` puts a hook of torch's around ours. It buffers what is printed until ours
-    # returns, and ours does not: it ends the process.
+    # `init_process_group` wraps our hook in one of torch's, which buffers output until our hook
+    # returns. But ours ends the process instead.
     before = sys.stderr
     if isinstance(before, io.StringIO):
         sys.stderr = sys.__stderr__
@@ -99,12 +99,12 @@ def end_process(exit_code: int) -> NoReturn:
         _remove_sockets()
         sys.stdout.flush()
         sys.stderr.flush()
-    finally:  # their reader may be gone, or the disk full
+    finally:  # the reader of the output may be gone, or the disk full
         os._exit(exit_code)
 
 
 def _remove_sockets() -> None:
-    # The folder for those of `multiprocessing`, which it removes as an interpreter shuts down.
+    # Remove the folder for sockets that `multiprocessing` removes at the interpreter's shutdown.
     util: Any = sys.modules.get("multiprocessing.util")
     for remove in [] if util is None else list(util._finalizer_registry.values()):
         if remove._callback is util._remove_temp_dir:
@@ -117,7 +117,7 @@ HANDED = "FIRECAFFE_HANDED"
 
 
 def hand(value: object, folder: Path) -> dict[str, str]:
-    """Write a value for ranks into their launcher's private folder; return their variables."""
+    """Write a value for ranks into the launcher's private folder; return the ranks' variables."""
     if value is None:
         return {HANDED: ""}
     path = folder / "handed"

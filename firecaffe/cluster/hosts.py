@@ -1,11 +1,11 @@
 """The hosts of a run: where their launchers meet, and how they end together.
 
-A launcher whose ranks are done says so in the launchers' store, and waits for the others. A lost
-host says nothing, so hosts that torch's rendezvous has not heard of for some seconds are not waited
-for. The launcher that holds the store ends last, or torch prints warnings about a lost store.
+A launcher whose ranks are done sets a key in the launchers' store, and waits for the others. A lost
+host sets no key, so hosts without a sign of life in torch's rendezvous for some seconds are not
+waited for. The launcher that holds the store ends last; else torch warns of a lost store.
 
 torch unpickles what it finds in that store, so every value is signed (`cluster.secret`). torch's
-store listens at all addresses, so it gets a listener of ours: on a single host, at the loopback.
+store would listen at all addresses, so it gets our listener: on a single host, at the loopback.
 """
 
 import errno
@@ -87,7 +87,7 @@ MOST_HOSTS = 10_000
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
-    """Parses `N` or `MIN:MAX`. Raises: RecipeError."""
+    """Parse `N` or `MIN:MAX`. Raises: RecipeError."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     least = int(match[1]) if match else 0
     most = int(match[2] or least) if match else 0
@@ -128,7 +128,7 @@ def check_hosts_words(hosts: Hosts) -> None:
 
 
 def check_memory(nproc_per_node: int, word: str = "--nproc-per-node") -> None:
-    """Check that this host can hold so many ranks, given as `word`. Raises: RecipeError."""
+    """Check that this host has memory for the ranks; `word`: the option. Raises: RecipeError."""
     has_bytes = psutil.virtual_memory().total
     most = max(1, has_bytes // RANK_BYTES)
     if nproc_per_node > most:
@@ -152,7 +152,7 @@ def check_port(port: int) -> None:
 
 
 def wait_for_endpoint(hosts: Hosts) -> bool:
-    """Await a launcher at the endpoint; return whether it must be this one. Raises: LaunchError."""
+    """Wait for the endpoint's launcher; return whether it must be this one. Raises: LaunchError."""
     begun_s = said_s = time.monotonic()
     while True:
         try:
@@ -183,7 +183,7 @@ TOGETHER_S = 300.0
 """Seconds for which the first launcher waits for the last, as in torch's own agent."""
 
 PART_S = 10.0
-"""Seconds for which the launcher that holds the store waits for the others' last word."""
+"""Seconds for which the launcher that holds the store waits for the others' last message."""
 
 LOOK_S = 0.1
 
@@ -194,7 +194,7 @@ class HostEnds:
     def __init__(
         self, store: Store, attempt: int, here: int, there: Callable[[], set[int]]
     ) -> None:
-        """Start with this host's number; `there` returns the hosts that are alive."""
+        """`here` is this host's number; `there` returns the numbers of the hosts that are alive."""
         self._store, self._attempt, self._here, self._there = store, attempt, here, there
         self._ended_with: set[int] = set()
 
@@ -216,7 +216,7 @@ class HostEnds:
             time.sleep(LOOK_S)
 
     def part(self, holds_store: bool) -> None:
-        """Write this host's last word; if it holds the store, wait for the others that are done."""
+        """Write this host's last message; if it holds the store, wait for those of the others."""
         self._store.set(self._parting(self._here), "")
         until = time.monotonic() + PART_S
         while holds_store and time.monotonic() < until:
@@ -239,7 +239,7 @@ READ_S = 60.0
 
 
 class Rendezvous(DynamicRendezvousHandler):
-    """torch's, with no second listener: ranks of a single host use the launcher's store."""
+    """torch's rendezvous, without a second listener: ranks of one host use the launcher's store."""
 
     @property
     def store(self) -> TCPStore:
@@ -264,10 +264,10 @@ def meet_launchers(hosts: Hosts, address: str, secret: bytes) -> tuple[Rendezvou
         address,
         RendezvousTimeout(
             join=timedelta(seconds=PATIENCE_S),
-            # How long to wait for more hosts than are needed, once those are there.
+            # How long to wait for further hosts, once the least number of hosts is there.
             last_call=timedelta(seconds=1 if hosts.is_one else 5),
         ),
-        # A host that has left, or is gone, is forgotten after three of these.
+        # A host that has left, or is lost, is removed after three of these intervals.
         keep_alive_interval=2,
     )
     return cast(Rendezvous, handler), holds_it

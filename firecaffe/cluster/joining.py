@@ -2,8 +2,8 @@
 
     firecaffe/door/ATTEMPT      set while rank 0 accepts workers: its facts about the run
     firecaffe/comers/ATTEMPT    the number of workers that have asked to join
-    firecaffe/comer/ATTEMPT/N   the facts of the Nth of them about itself, from 0
-    firecaffe/place/ATTEMPT/N   rank 0's answer: its rank, all hosts, and where rank 0 listens
+    firecaffe/comer/ATTEMPT/N   the facts of the Nth of these workers about itself, from 0
+    firecaffe/place/ATTEMPT/N   rank 0's answer: the new rank, all hosts, where rank 0 listens
 
 All values are signed under the run's secret, if it has one. Then the worker calls rank 0, as ranks
 call each other at the start (`cluster.links`), and gets a store that only it and rank 0 use.
@@ -25,12 +25,12 @@ from firecaffe.cluster.secret import SECRET, SignedStore, StrangerError, accept,
 from firecaffe.errors import LaunchError, RecipeError
 
 ATTEMPTS = "firecaffe/attempts"
-"""A key of the launchers: the number of attempts so far."""
+"""A key that the launchers set: the number of attempts so far."""
 
 ANSWER_S = 10.0
 
 COME_S = 10.0
-"""Seconds for a worker that asked to join to call rank 0, and to meet it at each lane."""
+"""Seconds in which a joining worker must call rank 0, and connect each lane to it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Comer:
 
 
 class Door:
-    """Rank 0's side."""
+    """Rank 0's side of joining."""
 
     def __init__(self, store: Store, attempt: int, *, one_host: bool) -> None:
         """Use a client of the launchers' store. one_host: workers of other hosts cannot join."""
@@ -53,7 +53,7 @@ class Door:
         self._store.set(door_key(self._attempt), json.dumps(facts))
 
     def next(self) -> Comer | None:
-        """Return the next worker that has asked, or None. Raises: LaunchError if malformed."""
+        """Return the next worker that asks to join, or None. Raises: LaunchError if malformed."""
         key = f"firecaffe/comer/{self._attempt}/{self._count}"
         if not self._store.check([key]):
             return None
@@ -86,18 +86,18 @@ class Door:
 
 @dataclass(frozen=True)
 class JoinedPlace:
-    """The place that a worker was given."""
+    """The rank and connections that a joining worker got."""
 
     rank: int
     hosts: list[str]
-    """The hosts of all ranks before it, and its own."""
+    """The hosts of all earlier ranks, then this worker's."""
     socket: socket.socket  # to rank 0
     store: Store
     """The store of rank 0 and this worker only."""
 
 
 class Comes:
-    """The worker's side."""
+    """The joining worker's side."""
 
     def __init__(self, place: str, timeout_s: float) -> None:
         """Find a run by HOST:PORT of its launchers' store. Raises: RecipeError, LaunchError."""
@@ -107,7 +107,7 @@ class Comes:
         except ValueError as error:
             raise RecipeError(f"--join: {error}") from error
         try:
-            # First, since torch prints its own lines if it cannot connect.
+            # Try a plain connection first: torch prints its own lines if it cannot connect.
             socket.create_connection(split_place(place), ANSWER_S).close()
             patience = timedelta(seconds=ANSWER_S)
             self._store = signed(TCPStore(*split_place(place), is_master=False, timeout=patience))

@@ -18,7 +18,7 @@ from firecaffe.cluster.addresses import LOOPBACK
 from firecaffe.errors import LaunchError
 
 FIRST_PORT, NUM_PORTS = 15_000, 15_000
-"""Ports that jobs may get: below those that a system gives out by itself."""
+"""Ports that jobs may get: below the ephemeral ports of the system."""
 
 DEFAULT_PORT = 29_500
 """The port that torchrun takes by default."""
@@ -76,7 +76,7 @@ WORDS = "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_
 
 
 def take_over(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set torchrun's variables from the launcher's. Raises: LaunchError if some cannot be known."""
+    """Set torchrun's variables from the launcher's. Raises: LaunchError if some are unknown."""
     environment.update(words_of(environment))
 
 
@@ -113,7 +113,7 @@ def words_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 def check_both_said(environment: Mapping[str, str] = os.environ) -> None:
     """Check that RANK and WORLD_SIZE are set together. Raises: LaunchError."""
-    # Without the other one, the process would train alone.
+    # With only one of the two, the process would train alone.
     rank, world_size = environment.get("RANK"), environment.get("WORLD_SIZE")
     if rank is not None and world_size is None:
         raise LaunchError(f"RANK is {rank} and WORLD_SIZE is not set; set both, or neither")
@@ -129,7 +129,7 @@ def first_host(hosts: str) -> str:
         if letter == "," and depth == 0:
             end = place
             break
-    # In brackets are numbers and ranges of them, with their leading zeros.
+    # Brackets hold numbers and ranges of numbers, with leading zeros.
     host = re.sub(r"\[(\d+)[-,\d]*\]", r"\1", hosts[:end])
     if re.fullmatch(r"[\w.-]+", host) is None:
         raise ValueError(f"no host in {hosts!r}")

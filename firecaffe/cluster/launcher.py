@@ -1,4 +1,4 @@
-"""Starts this host's ranks of a command by torch's elastic agent, as torchrun would."""
+"""Starts this host's ranks of a command with torch's elastic agent, as torchrun does."""
 
 import logging
 import os
@@ -61,7 +61,7 @@ MEETING_LOGGER = "torch.distributed.elastic"
 """The parent of the loggers by which torch's agent and rendezvous report."""
 
 Settle = Callable[[Path | None, Fault, str], Fault]
-"""A function (run folder or None, fault, what follows it) -> the fault as it is reported."""
+"""A function (run folder or None, fault, what happens next) -> the fault as it is reported."""
 
 
 class RankFailedError(LaunchError):
@@ -88,8 +88,8 @@ def launch(
 ) -> list[Path]:
     """Run `python -m MODULE ARGUMENTS` as this host's ranks of one world.
 
-    On rank 0's host, return the run folders of their trainings. advice: for a user whose signal has
-    ended them. settle: called with every fault. for_ranks: what each rank gets from `handed`.
+    On rank 0's host, return the run folders of their trainings. advice: the end of the message if a
+    signal ends the ranks. settle: called with every fault. for_ranks: the value of `handed`.
 
     Raises: RecipeError or LaunchError if the ranks cannot start or meet; RankFailedError for the
     rank that failed first; PreemptedError if all have stopped as they were asked to.
@@ -104,11 +104,11 @@ def launch(
         private_folder("firecaffe-ranks-") as folder,
         _environment(_variables_of_ranks(hosts, address, secret) | hand(for_ranks, folder)),
         _silent(MEETING_LOGGER),
-        handlers_kept(SIGNALS) as heard,  # the agent sets its own, and leaves them
-        generators_kept(),  # the agent waits for random times
+        handlers_kept(SIGNALS) as heard,  # the agent sets its own handlers, and leaves them set
+        generators_kept(),  # the agent draws random waiting times
         Aside() as aside,
     ):
-        for number in heard:  # other hosts may be long in coming; Ctrl-C raises anyway
+        for number in heard:  # the wait for other hosts may be long; Ctrl-C raises anyway
             if number != signal.SIGINT:
                 signal.signal(number, partial(_end, advice))
         command = ["-m", module, *arguments]
@@ -120,7 +120,7 @@ def launch(
 
 def _variables_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]:
     variables = {
-        LAUNCHED: str(os.getpid()),  # ranks leave the last word to this process
+        LAUNCHED: str(os.getpid()),  # ranks leave their reports to this process
         SECRET: os.fsdecode(secret),
         # A host that joins several others later does not learn of a shared store (torch 2.13).
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "0" if hosts.is_one else "1",
@@ -140,7 +140,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _silent(name: str) -> Iterator[None]:
-    # Those below it have their own levels, and report in many lines what we report in one.
+    # Its child loggers have their own levels, and report in many lines what we report in one.
     logger = logging.getLogger(name)
     before = logger.handlers, logger.propagate
     logger.handlers, logger.propagate = [logging.NullHandler()], False
@@ -192,7 +192,7 @@ class _Launch:
         with room_kept(self.met.store.port) if self.holds_store else nullcontext():
             try:
                 return self._run()
-            except SignalException as error:  # also one that comes while the end is told
+            except SignalException as error:  # also a signal while the end is reported
                 if self.hosts.is_one:  # else others may continue without this host
                     self.handler.shutdown()
                 raise self._asked(error) from error
@@ -205,7 +205,7 @@ class _Launch:
         except MEETING_ERRORS as error:
             self.handler.shutdown()
             failures = self.agent.last_failures
-            if failures:  # these have ended the run
+            if failures:  # they are the cause
                 raise self._told(failures, "the run ended") from error
             raise self._not_started(error) from error
         self.handler.shutdown()
@@ -242,7 +242,7 @@ class _Launch:
 
     def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
         reported, traceback = fault, ""
-        if failure is not None:  # it knows better than rank 0 how it ended
+        if failure is not None:  # the rank's own report is better than rank 0's
             reported = self._fault(rank, failure) or _other(
                 rank, failure.exitcode, _message(failure)
             )
@@ -274,7 +274,7 @@ class _Launch:
         return sorted(str(participant.addr) for participant in participants(self.met))
 
     def _asked(self, error: SignalException) -> FirecaffeError:
-        # This process's ranks have had the signal, too.
+        # This launcher's ranks have got the signal, too.
         failures = self.agent.failures()
         codes = {failure.exitcode for failure in failures.values()}
         if PreemptedError.exit_code in codes and codes <= {PreemptedError.exit_code, *ENDED}:
@@ -287,7 +287,7 @@ class _Launch:
     def _told(
         self, failures: dict[int, ProcessFailure], then: str, goes_on: bool = False
     ) -> RankFailedError | PreemptedError:
-        """Return the failure that came first; `goes_on`: its advice is being followed already."""
+        """Return the error of the first failure; `goes_on`: without advice, as the run goes on."""
         faults = {rank: self._fault(rank, failure) for rank, failure in failures.items()}
 
         def when(rank: int) -> tuple[bool, bool, float]:
@@ -331,7 +331,7 @@ class _Launch:
         return self.settle(folders[-1] if folders else None, fault, then)
 
     def _folders(self) -> list[Path]:
-        """Return the reported run folders; this host's own where it does not see rank 0's."""
+        """Return the reported run folders; this host's own if it does not see rank 0's."""
         store = self.agent.get_worker_group().store
         folders: list[Path] = []
 
@@ -343,8 +343,8 @@ class _Launch:
                 folders.append(Path(os.fsdecode(encoded)))
             self.has_asked = True
 
-        # The store may be gone with the host that had it, or out of reach. On a busy host an
-        # earlier question may be overdue: once it is waited for, so that a first fault is recorded.
+        # The store may be gone with its host, or out of reach. On a busy host an earlier query may
+        # be overdue; the first time, wait for it, so that a first fault is recorded.
         with suppress(DistError, RuntimeError, TimeoutError):
             if self.has_patience:
                 self.has_patience = False

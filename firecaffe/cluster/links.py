@@ -1,12 +1,12 @@
-"""The links over which ranks watch over each other: few for each rank, however many there are.
+"""The links over which ranks watch each other: few per rank, even if there are many ranks.
 
-The first rank of each host watches for its host. These first ranks form a tree, and so do the ranks
-of one host below their first. A rank is also linked with its grandparent, and the ranks right below
-the root with the next of them. So news passes a rank that is lost or silent, except between a host
-and the others, where each side sees for itself that the host's first rank is lost.
+The first rank of each host represents its host. These first ranks form a tree, and the ranks of one
+host form a tree below their first rank. A rank also has a link to its grandparent, and the root's
+children have links to their next siblings. So messages get around a rank that is lost or silent. No
+link bypasses the first rank of a host, but each side notices by itself that this rank is lost.
 
-Where rank 0 continues without lost ranks, two lost ranks in a row would cut off all below them.
-There, each rank has one link, to rank 0.
+If rank 0 continues without lost ranks, two lost ranks in a row would cut off all ranks below them.
+So each rank then has a single link, to rank 0.
 """
 
 import hmac
@@ -56,7 +56,7 @@ class Links:
     parent: int | None = None
     children: tuple[int, ...] = ()
     beside: tuple[int, ...] = ()
-    """The grandparent and grandchildren, or the others right below the root."""
+    """The grandparent (for a child of the root, the adjacent siblings) and the grandchildren."""
 
     @property
     def ranks(self) -> list[int]:
@@ -80,7 +80,7 @@ def links_of(rank: int, hosts: Sequence[str], fan_out: int = FAN_OUT) -> Links:
 
 def star_of(rank: int, hosts: Sequence[str]) -> Links:
     """Return the links of one rank if all are linked with rank 0 only."""
-    # Rank 0 has one to each worker, as has a training's server anyway.
+    # Rank 0 has one link per worker, as a training's server has anyway.
     return Links(parent=0) if rank else Links(children=tuple(range(1, len(hosts))))
 
 
@@ -89,8 +89,8 @@ Shape = Callable[[int, Sequence[str]], Links]
 
 
 def most_links(fan_out: int = FAN_OUT) -> int:
-    """Return the most links that a rank has; the root of one tree is also in another."""
-    # A parent, two next to it, children and grandchildren.
+    """Return the most links of any rank; the root of a host's tree is also in the hosts' tree."""
+    # A parent, two siblings, and the children and grandchildren in both trees.
     below = fan_out + fan_out**2
     return 3 + below + below
 
@@ -126,7 +126,7 @@ WAIT_TURN_S = 5.0
 
 @dataclass(frozen=True)
 class Listener:
-    """The place at which a rank listens, and a token for its callers."""
+    """The addresses at which a rank listens, and a token for its callers."""
 
     host: str
     addresses: Sequence[str]
@@ -143,7 +143,7 @@ class Listener:
     @property
     def key(self) -> bytes:
         """The key that callers must know, from the token and the run's secret."""
-        # If a run has no secret, all who can read the store know the key.
+        # If a run has no secret, everybody who can read the store knows the key.
         return hmac.digest(own_secret() or b"", bytes.fromhex(self.token), "sha256")
 
 
@@ -188,8 +188,8 @@ def connect_ranks(
 def _share(
     store: Store, described: Listener, rank: int, world_size: int, deadline: float
 ) -> list[Listener]:
-    # Not over the process group, which would not end if a rank is lost before there is a watch.
-    # Rank 0 puts all together, so that others read one key, not P.
+    # Do not use the process group: it would hang if a rank is lost before there is a watch. Rank 0
+    # collects all listeners under one key, so that other ranks read one key, not P.
     store.set(f"{LISTENERS}/{rank}", json.dumps(asdict(described)))
     if rank == 0:
         keys = [f"{LISTENERS}/{number}" for number in range(world_size)]
@@ -205,8 +205,8 @@ def _share(
 def _wait(store: Store, keys: list[str], deadline: float) -> list[str]:
     """Wait for keys until the deadline. Return those that the store does not have.
 
-    In turns, since ranks once waited to the end without a rank that was known to be lost: so a
-    word of the store that got lost would cost one turn.
+    The wait is cut into turns. Ranks once waited to the end although no rank was known to be lost;
+    if the store's answer gets lost, that now costs one turn.
     """
     while True:
         left_s = max(deadline - time.monotonic(), 0.0)
@@ -251,10 +251,10 @@ def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.s
 
 
 TCP_INFO = struct.Struct("=56xI")
-"""The place of tcpi_last_ack_recv (ms) in Linux's tcp_info."""
+"""The offset of tcpi_last_ack_recv (ms) in Linux's tcp_info."""
 
 MOST_UNSENT_BYTES = 2 * MOST_BYTES
-"""Most bytes kept for a rank that does not read; it does not get further messages."""
+"""Most unsent bytes for a rank that does not read; further messages are dropped."""
 TURN_S = 0.01
 
 
@@ -264,14 +264,14 @@ class Neighbour:
 
     socket: socket.socket
     heard_s: float
-    """The time of the last bytes from it, by time.monotonic()."""
+    """The time of the last bytes from this rank, by time.monotonic()."""
     place: WatchedPlace = field(default_factory=WatchedPlace)
     furthest_behind: Standing | None = None
     """The rank furthest behind on its side of the tree; None if its link is not in the tree."""
     has_left: bool = False
-    """Whether it said goodbye or sent a fault; then its socket's end means nothing."""
+    """Whether it said goodbye or sent a fault; then its closed socket means nothing."""
     gone_s: float | None = None
-    """The time at which its socket closed without a word before."""
+    """The time at which its socket closed without a goodbye or fault."""
     _beat_ns: tuple[int, int] | None = None
     """Its clock as of its last beat, and ours then; None if that beat was answered."""
     _received: bytearray = field(default_factory=bytearray)
@@ -282,7 +282,7 @@ class Neighbour:
         self._beat_ns = clock_ns, time.monotonic_ns()
 
     def take_echo_ns(self) -> int:
-        """Return its clock of its last beat plus the time since then; 0 if it was answered."""
+        """Return the clock of its last beat plus the time since then; 0 if that was answered."""
         beat_ns, self._beat_ns = self._beat_ns, None
         return 0 if beat_ns is None else beat_ns[0] + time.monotonic_ns() - beat_ns[1]
 
@@ -315,7 +315,7 @@ class Neighbour:
             left = len(self._unsent)
             poll.poll(left_s * 1000)
             self.flush()
-            if len(self._unsent) == left:  # the pulse process has the turn
+            if len(self._unsent) == left:  # the pulse process holds the lock on the socket
                 time.sleep(min(left_s, TURN_S))
 
     def receive(self, now: float) -> list[WatchMessage] | None:
@@ -333,11 +333,11 @@ class Neighbour:
         return [message for message in take_messages(self._received) if message.kind != PULSE]
 
     def last_acknowledged_s(self) -> float:
-        """Return seconds since its host acknowledged bytes of ours; 0 if that is not known."""
+        """Return seconds since its host last acknowledged our bytes; 0 if that is not known."""
         if not sys.platform.startswith("linux"):
             return 0.0
         try:
-            # Unacknowledged bytes would not do: a host may take 40 ms and more for a few.
+            # Unacknowledged bytes tell less: a host may take over 40 ms to acknowledge a few.
             known = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
             return float(TCP_INFO.unpack(known)[-1]) / 1e3
         except (OSError, struct.error):  # closed

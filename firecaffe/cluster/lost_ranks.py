@@ -1,12 +1,12 @@
-"""The lost ranks that rank 0 continues without, and how launchers let go of them.
+"""The lost ranks that rank 0 continues without, and how launchers stop waiting for them.
 
-Rank 0 and all hosts' launchers meet in the launchers' store, which outlives the ranks:
+Rank 0 and all hosts' launchers use the launchers' store, which outlives the ranks:
 
     firecaffe/goes_on/ATTEMPT   set while rank 0 continues without lost ranks
     firecaffe/lost/ATTEMPT/N    the fault of the lost rank N, from 0 in the order of losses
 
-A launcher mostly sees the end of its own process before rank 0 does; the first key says that it may
-wait for rank 0's report. A lost rank's process that still exists is killed.
+A launcher mostly sees that its rank's process has ended before rank 0 does. The first key says that
+it may wait for rank 0's report. A lost rank's process that still exists is killed.
 """
 
 import time
@@ -24,14 +24,14 @@ from firecaffe.errors import DivergedError, LauncherLostError, NotFiniteError, P
 from firecaffe.faults import ANOTHER, Fault
 
 TELL_S = 5.0
-"""Seconds for a store that does not answer, at the end."""
+"""Seconds to wait at the end for a store that does not answer."""
 
 
 class LossTeller:
-    """Rank 0's side. It writes in another thread, because the store may be out of reach."""
+    """Rank 0's reports of losses, written in a thread, because the store may be out of reach."""
 
     def __init__(self, store: Store | None, attempt: int) -> None:
-        """Use the launchers' store; without one (None), nobody is informed."""
+        """Use the launchers' store; without one (None), nothing is reported."""
         self._store, self._attempt, self._count = store, attempt, 0
         self._calls = Calls("launchers")
         self._set(goes_on_key(attempt), "yes")
@@ -52,7 +52,7 @@ class LossTeller:
 
 
 class LossReader:
-    """A launcher's side, for one attempt."""
+    """A launcher's reader of rank 0's reports, for one attempt."""
 
     def __init__(self, store: Store, attempt: int) -> None:
         self._store, self._attempt, self._count = store, attempt, 0
@@ -81,7 +81,7 @@ def lost_key(attempt: int, number: int) -> str:
 
 
 def _quietly(call: Callable[[], object]) -> Callable[[], None]:
-    def quiet() -> None:  # if the store is gone, the launcher is, too
+    def quiet() -> None:  # if the store is gone, so is the launcher
         with suppress(DistError, RuntimeError):
             call()
 
@@ -100,7 +100,7 @@ LAST_WORD_S = 5.0
 TOGETHER = {
     kind.exit_code for kind in (PreemptedError, LauncherLostError, NotFiniteError, DivergedError)
 }
-"""Exit codes of ranks that stopped together: none has to be ended or restarted."""
+"""Exit codes with which all ranks stop together: none has to be ended or restarted."""
 
 OnLoss = Callable[[int, Fault | None, ProcessFailure | None], object]
 """A function (rank, rank 0's fault for it or None, how it ended by itself or None)."""
@@ -108,16 +108,16 @@ OnLoss = Callable[[int, Fault | None, ProcessFailure | None], object]
 
 @dataclass(frozen=True)
 class SeenProcess:
-    """A process of this host, as its launcher sees it."""
+    """The state of one of this host's processes, as its launcher sees it."""
 
     has_ended: bool
     is_stopped: bool
     failure: ProcessFailure | None = None
-    """How it ended, if with another code than 0."""
+    """How it ended, if not with code 0."""
 
 
 class LetGo:
-    """The ranks of this host that are let go, in one attempt."""
+    """The ranks of this host that the run continues without, in one attempt."""
 
     def __init__(
         self, losses: LossReader, aside: Aside, on_loss: OnLoss, kill: Callable[[int], object]
@@ -126,11 +126,11 @@ class LetGo:
         self._losses, self._aside, self._on_loss, self._kill = losses, aside, on_loss, kill
         self.ranks: set[int] = set()
         self._heard_s = time.monotonic()
-        # How those ended that are let go before rank 0 has reported them.
+        # The failures of ranks that were let go before rank 0 has reported them.
         self._waiting: dict[int, ProcessFailure | None] = {}
 
     def look(self, seen: Mapping[int, SeenProcess]) -> bool:
-        """Look at ranks not let go yet; return whether it is known which ended ones were needed."""
+        """Check the remaining ranks; return whether it is known which ended ones were needed."""
         failed = {r: state.failure for r, state in seen.items() if state.failure is not None}
         self_ended = {rank for rank, failure in failed.items() if is_own_end(rank, failure)}
         try:
@@ -140,10 +140,10 @@ class LetGo:
                 self._waiting |= {rank: failed[rank] for rank in self_ended if goes_on}
                 if not goes_on:  # it reported its losses before it cleared the key
                     self._aside.run(self._losses.read, STORE_S)
-        except TimeoutError:  # on a machine that is busy, or cut off
+        except TimeoutError:  # this machine is busy, or cut off
             return not self_ended or time.monotonic() - self._heard_s > PATIENCE_S
         except (DistError, RuntimeError, ValueError):
-            return True  # nobody says that they are not needed
+            return True  # without the store, all ranks are needed
         self._heard_s = time.monotonic()
         self.ranks |= self._waiting.keys()
         for rank in self._losses.given_up.keys() & {*seen, *self._waiting}:
@@ -161,13 +161,13 @@ class LetGo:
         self._on_loss(rank, fault, failure)
 
     def tell_rest(self) -> None:
-        """Report the ranks of which rank 0 has said nothing until its end."""
+        """Report the ranks that rank 0 has not reported until its end."""
         for rank in list(self._waiting):
             self._on_loss(rank, None, self._waiting.pop(rank))
 
 
 def is_own_end(rank: int, failure: ProcessFailure) -> bool:
-    """Whether a rank other than 0 ended by its own fault: not with all, nor for a lost rank."""
+    """Whether a rank other than 0 ended by its own fault: not with all, nor for another."""
     fault = fault_in(failure)
     is_of_other = fault is not None and (fault.rank != rank or fault.seen == ANOTHER)
     return rank != 0 and failure.exitcode not in TOGETHER and not is_of_other

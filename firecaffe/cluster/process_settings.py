@@ -18,19 +18,19 @@ from typing import Any
 
 from firecaffe.errors import RecipeError
 
-# A scheduler signals the launcher and its ranks, and the launcher its ranks too. A shell passes on
-# the SIGHUP of its terminal, which sends another.
+# A scheduler signals the launcher and its ranks, and the launcher signals its ranks, too. A shell
+# passes on the SIGHUP of its terminal, and the terminal sends another.
 SAME_S = 2.0
 """Seconds within which signals count as one: launchers and shells pass them on."""
 
 ACTION_BYTES = 512
-"""More than any system's struct sigaction, which is saved and restored unread."""
+"""More bytes than any system's struct sigaction, which is saved and restored as it is."""
 
 
 def heard(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Return those of the signals that this process may handle."""
-    # A SIGHUP that was ignored at the start, as by nohup, stays ignored. A handler from before
-    # Python, of a program that embeds it, stays, too.
+    """Return the signals, out of `numbers`, that this process may handle."""
+    # A SIGHUP that was ignored at the start (nohup) stays ignored. A handler of C code, in a
+    # program that embeds Python, stays, too.
     handlers = {number: signal.getsignal(number) for number in numbers}
     return [
         number
@@ -53,12 +53,12 @@ def handlers_kept(numbers: Iterable[signal.Signals]) -> Iterator[Sequence[signal
 
 
 def _give_back(number: signal.Signals, handler: Any, action: ctypes.Array[ctypes.c_char]) -> None:
-    signal.signal(number, handler)  # what Python knows of it
+    signal.signal(number, handler)  # Python's own record of the handler
     ctypes.CDLL(None).sigaction(int(number), action, None)
 
 
 def _action(number: signal.Signals) -> ctypes.Array[ctypes.c_char]:
-    # Python does not know those of C, which `faulthandler.register` sets.
+    # Python does not know handlers of C code, which `faulthandler.register` sets.
     action = ctypes.create_string_buffer(ACTION_BYTES)
     ctypes.CDLL(None).sigaction(int(number), None, action)
     return action
@@ -83,10 +83,10 @@ _TURN = threading.RLock()
 
 @contextmanager
 def alone_in_process(what: str) -> Iterator[None]:
-    """Let one thread at a time into such blocks, which change what all threads share.
+    """Let one thread at a time into blocks that change what all threads share.
 
     That thread may enter again: a metric or a plug-in may evaluate within a training. what: the
-    call, for the message. Raises: RecipeError if another thread is in such a block.
+    call's name, for the message. Raises: RecipeError if another thread is in such a block.
     """
     if not _TURN.acquire(blocking=False):
         raise RecipeError(
@@ -102,16 +102,16 @@ def alone_in_process(what: str) -> Iterator[None]:
 
 @contextmanager
 def threads_stand_back() -> Iterator[None]:
-    """Let threads that this one starts in the block, such as Gloo's, interrupt no other thread.
+    """Let threads that this one starts in the block, such as Gloo's, preempt no other thread.
 
-    They still take turns with threads that compute. Gloo's thread asks for a lock again and again.
-    If it has interrupted the sender that holds it, on the same core, it does so until its time
-    slice ends: a sum of 4 KB over a ring then takes 5 ms, not 0.2.
+    They still share the cores with threads that compute. Gloo's thread spins on a lock. If it has
+    preempted the sender that holds the lock, on the same core, it spins until its time slice ends:
+    a sum of 4 KB over a ring then takes 5 ms, not 0.2.
     """
-    # On Linux, 0 is this thread, and a thread begins with the policy of the one that starts it.
+    # On Linux, 0 is this thread, and a new thread inherits its starter's policy.
     with ExitStack() as after:
         if sys.platform.startswith("linux") and os.sched_getscheduler(0) == os.SCHED_OTHER:
-            with suppress(OSError):  # a container may forbid it, and then they are only slower
+            with suppress(OSError):  # a container may forbid it; then sums are only slower
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
                 after.callback(os.sched_setscheduler, 0, os.SCHED_OTHER, os.sched_param(0))
         yield
@@ -132,9 +132,9 @@ def keep_freed_memory() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Give back the pages of all memory that is free now."""
-    # Small blocks soon take a part of a large one that was freed. The next large block then goes
-    # elsewhere, and both places count.
+    """Return the pages of all free memory to the system."""
+    # Small blocks soon take a part of a large block that was freed. The next large block then goes
+    # elsewhere, and both count as used.
     trim = _glibc("malloc_trim")
     if trim is not None:
         trim(0)
@@ -151,7 +151,7 @@ def _glibc(name: str) -> Any:
 
 
 def kills_for_memory() -> int:
-    """Return how many processes this host's kernel has killed for their memory."""
+    """Return how many processes this host's kernel has killed for lack of memory."""
     try:
         fields = Path("/proc/vmstat").read_text(encoding="utf-8").split()
         return int(fields[fields.index("oom_kill") + 1])

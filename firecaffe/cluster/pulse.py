@@ -1,12 +1,12 @@
 """A small process next to a rank that sends beats while the rank itself cannot.
 
-A rank's watch is a thread, which waits for the interpreter's lock; one call into C may hold that
-for minutes while the rank is well. This process sends the same few bytes over the same sockets,
-unless the kernel says that the rank is stopped. So a silent rank is stopped, or its whole host.
+A rank's watch is a thread, which waits for the interpreter's lock; one call into C may hold the
+lock for minutes while the rank is well. This process sends a fixed message over the same sockets,
+unless the kernel says that the rank is stopped. So if a rank is silent, it or its host is stopped.
 
-Both write to one socket. The one that begins a message takes the turn, a lock on the socket, until
-the kernel has accepted all of it; else messages would mix. The process runs this file alone, so the
-file imports only a few modules of the standard library.
+Both write to one socket. Before a message, the writer takes a lock on the socket, called the turn,
+and keeps it until the kernel has accepted all bytes; otherwise messages would mix. The process runs
+this file alone, so the file imports only a few modules of the standard library.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 ASK_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 ASK_TO_SAVE = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that schedulers send to a whole job; this process ends after its rank instead."""
+"""Signals that schedulers send to a whole job; this process ignores them and ends with its rank."""
 
 DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of <linux/prctl.h>."""
@@ -38,7 +38,7 @@ def take_turn(descriptor: int) -> bool:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except (OSError, ValueError):  # closed, as whoever writes to it will see
+    except (OSError, ValueError):  # it is closed, and the next write will fail
         pass
     return True
 
@@ -51,7 +51,7 @@ def end_turn(descriptor: int) -> None:
 
 
 def write(descriptor: int, left: bytes, message: bytes) -> bytes:
-    """Write the rest of a message to a socket, else the next message; return what is left."""
+    """Write the rest of the last message, if any, else `message`; return the bytes not sent."""
     if not take_turn(descriptor):
         return left
     unsent = left or message

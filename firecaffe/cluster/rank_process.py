@@ -1,8 +1,8 @@
 """A rank of this host, as a process of its launcher, and the file descriptors that it keeps free.
 
 torch's store accepts every connection and waits forever for its first bytes. Each connection takes
-a descriptor of the launcher, which needs some to look after its ranks. So a connection over which
-nothing has come is cut off: torch's own client sends its first bytes as soon as it is connected.
+a file descriptor of the launcher, which needs some to look after its ranks. So a connection without
+any bytes is shut down: torch's own client sends its first bytes as soon as it is connected.
 """
 
 import errno
@@ -30,7 +30,7 @@ from firecaffe.cluster.secret import PROVE_S
 
 LOOK_S = 1.0
 CROWDED_S = 0.05
-"""Seconds between two looks, and for a caller's first bytes, if few descriptors are left."""
+"""Seconds between two checks, and for a caller's first bytes, if few descriptors are left."""
 
 LEFT = 64
 """Number of free descriptors below which they count as few."""
@@ -44,12 +44,12 @@ MOST = 1 << 16
 PATIENCE_S = 60.0
 
 BYTES_RECEIVED = struct.Struct("=128xQ")
-"""The place of tcpi_bytes_received in Linux's tcp_info."""
+"""The offset of tcpi_bytes_received in Linux's tcp_info."""
 
 
 @contextmanager
 def room_kept(port: int) -> Iterator[None]:
-    """Cut off silent callers of this process's store at `port`, and allow it more descriptors."""
+    """Shut down silent connections to this process's store at `port`; allow more descriptors."""
     soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -86,7 +86,7 @@ def wait_for_room(count: int = NEEDED) -> None:
 def _keep(port: int, is_over: threading.Event) -> None:
     silent_since: dict[tuple[int, str], float] = {}
     wait_s = LOOK_S
-    spare = _spare()  # kept for the next caller to be cut off
+    spare = _spare()  # a reserve for the copy in `_cut_off`
     while not is_over.wait(wait_s):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         limit = MOST if limit == resource.RLIM_INFINITY else limit
@@ -110,7 +110,7 @@ def _descriptors(limit: int) -> Sequence[int]:
     try:
         return [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
-        return range(limit)  # none is left to ask with
+        return range(limit)  # no descriptor is left to list the folder
 
 
 def _silent_caller(descriptor: int, port: int) -> str | None:
@@ -126,14 +126,14 @@ def _silent_caller(descriptor: int, port: int) -> str | None:
             return None
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_RECEIVED.size)
         return None if BYTES_RECEIVED.unpack(info)[0] else str(connection.getpeername())
-    except (OSError, struct.error):  # one that listens has no peer
+    except (OSError, struct.error):  # a listening socket has no peer
         return None
     finally:
         connection.detach()
 
 
 def _cut_off(descriptor: int, caller: str, port: int) -> None:
-    # A copy stays the same socket, whatever the store does meanwhile. The store closes its own.
+    # A duplicate stays the same socket even if the store closes its own and reuses the number.
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
         if _silent_caller(copy.fileno(), port) == caller:
             copy.shutdown(socket.SHUT_RDWR)
@@ -153,7 +153,7 @@ KILLED_S = 30.0
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A process in its own session, and the file with its last word."""
+    """A process in its own session, and the file with its final report."""
 
     local_rank: int
     process: subprocess.Popen[bytes]
@@ -171,7 +171,7 @@ class RankProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone; one that is just ending still runs."""
+        """Whether the process is gone; a process that is just ending still runs."""
         return self.process.poll() is not None
 
     @property
@@ -193,7 +193,7 @@ class RankProcess:
         return ProcessFailure(self.local_rank, self.process.pid, code, str(self.report))
 
     def seen(self) -> SeenProcess:
-        """Return the process at one moment; one that ends during the look still runs."""
+        """Return the process's state; if it ends during the call, it still counts as running."""
         has_ended = self.has_ended
         return SeenProcess(has_ended, self.is_stopped, self.failure if has_ended else None)
 

@@ -1,17 +1,17 @@
-"""The secret of a run, a store of values signed with it, and its proof over a new connection.
+"""The secret of a run, a store with signed values, and a handshake that proves the secret.
 
 Processes that know the secret belong to the run; see SECURITY.md. Ranks get it in their
 environment, which only their user can read. The launcher of one host makes a secret; those of
 several are given the same.
 
-torch's store answers all who reach its port. So each value follows its HMAC-SHA256 (RFC 2104) under
-the secret, over key and value: none can be made up or moved to another key. A stranger can still
-remove values, restore an earlier one, or change a count.
+torch's store answers everybody who reaches its port. So an HMAC-SHA256 (RFC 2104) under the secret,
+over key and value, precedes each value: none can be forged or moved to another key. A stranger can
+still remove values, restore an earlier one, or change a count.
 
 In a handshake, neither end shows the key. The listener sends a challenge, and the caller answers
-with its own. Each then sends an HMAC-SHA256 over both, the caller's rank and the sender's role
-(mutual authentication by a keyed check function, ISO/IEC 9798-4, in three passes). Strangers delay
-nobody, and are closed.
+with its own. Each then sends an HMAC-SHA256 over both challenges, the caller's rank and the
+sender's role (mutual authentication by a keyed check function, ISO/IEC 9798-4, in three passes).
+Strangers delay nobody, and their connections are closed.
 """
 
 import hmac
@@ -62,7 +62,7 @@ def read_secret(path: str) -> bytes:
     """Read a secret. Raises: LaunchError if others can read it, it is too short or unreadable."""
     word = f"--secret-file {path}"
     try:
-        # A pipe that nobody writes to would not be opened.
+        # Without O_NONBLOCK, opening a pipe would wait for a writer.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:
             status = os.fstat(handle)
@@ -94,7 +94,7 @@ MAC_BYTES = 32
 
 
 class StrangerError(LaunchError, RuntimeError):
-    """A stored value is not signed with the secret. A RuntimeError, as torch's for bad stores."""
+    """A stored value is not signed with the secret. A RuntimeError, as torch raises for stores."""
 
 
 class SignedStore(Store):
@@ -175,11 +175,11 @@ def signed(store: Store) -> Store:
 
 
 BACKLOG = 1024
-"""Most calls that wait in the kernel."""
+"""Most connections that wait in the kernel."""
 
 
 def hold_store(listener: socket.socket, host: str, timeout_s: float) -> TCPStore:
-    """Return a store that takes over a listener, which this process finds at `host`."""
+    """Return a store that takes over a listener, which this process reaches at `host`."""
     port = listener.getsockname()[1]
     return TCPStore(
         host,
@@ -187,7 +187,7 @@ def hold_store(listener: socket.socket, host: str, timeout_s: float) -> TCPStore
         is_master=True,
         timeout=timedelta(seconds=timeout_s),
         wait_for_workers=False,
-        multi_tenant=True,  # a script that asks for a store at this port gets this one
+        multi_tenant=True,  # a script that makes a store at this port gets this one
         master_listen_fd=listener.detach(),
     )
 
@@ -203,7 +203,7 @@ MOST_UNPROVED = 256
 """Most callers at the same time that have not proved themselves yet."""
 
 LEAST_S = 1.0
-"""Seconds that a caller has in any case, if more callers come than that."""
+"""Seconds that each caller has in any case, even if there are more than MOST_UNPROVED."""
 
 LOOK_S = 0.1
 
@@ -265,7 +265,7 @@ class _Callers:
             self._drop_oldest()
         if len(self._there) >= MOST_UNPROVED and now - self._oldest.since_s > LEAST_S:
             self._drop_oldest()
-        poll = select.poll()  # an epoll would take a descriptor
+        poll = select.poll()  # epoll would take a descriptor of its own
         for descriptor in self._there:
             poll.register(descriptor, select.POLLIN)
         if len(self._there) < MOST_UNPROVED:
@@ -294,7 +294,7 @@ class _Callers:
             peer, _ = self._listener.accept()
         except BlockingIOError:
             return
-        except OSError:  # it is gone again, or this process has no descriptor left
+        except OSError:  # the caller is gone, or this process has no descriptor left
             if self._there:
                 self._drop_oldest()
             else:

@@ -1,4 +1,4 @@
-"""The verdict on lost ranks, from what a rank hears, or does not hear, from its neighbours."""
+"""The verdict on lost ranks, from what a rank receives, or does not, from its neighbours."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from firecaffe.cluster.watch_message import Standing, WatchedPlace
 from firecaffe.faults import Fault
 
 BEATS = 4
-"""Beats in the time after which a silent rank is given up; at least one a second."""
+"""Beats in `silent_s`, after which a silent rank is given up; at least one beat a second."""
 
 SETTLE_S = 0.2
-"""Seconds from the first lost rank to the verdict: several may have been lost at once."""
+"""Seconds from the first lost rank to the verdict, as several may be lost at the same time."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class LossJudge:
         if gone_s and now - min(gone_s.values()) > SETTLE_S:
             return self.say("gone", min(gone_s), f"rank {self.rank}: its connection closed")
         silent_s = {r: now - n.heard_s for r, n in self.neighbours.items() if not n.has_left}
-        # If this rank's own link is cut, all others fall silent, within one beat.
+        # If this rank's own link is cut, all others fall silent within one beat, so wait for that.
         if max(silent_s.values(), default=0.0) > self.silent_s + 1.5 * self.beat_s:
             return self._silent([r for r, taken_s in silent_s.items() if taken_s > self.silent_s])
         return None
 
     def behind(self, now: float) -> Fault | None:
-        """Return the fault of a silent rank, else of one that has not got as far as this one."""
+        """Return the fault of a silent rank, else of a rank that is behind this one, if any."""
         here = {
             rank: neighbour for rank, neighbour in self.neighbours.items() if not neighbour.has_left
         }
@@ -56,13 +56,13 @@ class LossJudge:
         return Fault("stuck", last.rank, self.hosts[last.rank], last.step, how)
 
     def furthest_behind(self, without: int) -> Standing | None:
-        """Return the rank furthest behind, but not on the side of neighbour `without`."""
+        """Return the rank furthest behind, except on the side of neighbour `without`."""
         known = [
             neighbour.furthest_behind
             for rank, neighbour in self.neighbours.items()
             if rank != without and neighbour.furthest_behind is not None and not neighbour.has_left
         ]
-        if without != self.rank:  # else it leaves out itself
+        if without != self.rank:  # otherwise this rank leaves itself out
             known.append(Standing(self.place.step, self.place.waits, self.rank))
         return min(known, default=None)
 
@@ -73,7 +73,7 @@ class LossJudge:
         return Fault(kind, rank, self.hosts[rank], max(self.place.step, other.step), seen)
 
     def _silent(self, silent: Sequence[int]) -> Fault:
-        # A host that is there acknowledges every beat.
+        # A host that is alive and connected acknowledges every beat.
         too_long_s, linked = self.silent_s / 2, self.neighbours
         cut = [r for r in silent if linked[r].last_acknowledged_s() > too_long_s]
         elsewhere = {self.hosts[rank] for rank in linked} - {self.hosts[self.rank]}

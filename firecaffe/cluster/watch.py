@@ -1,12 +1,12 @@
 """Watches over the ranks that this one is linked with, and agrees with all on a lost rank.
 
 A thread sends beats with this rank's step to its neighbours (`cluster.links`), and judges by what
-it hears. A process beats as well, for the thread cannot while a call holds the interpreter's lock.
-A rank is *gone* if its socket closes without a goodbye; *frozen* if it is silent while its host
-acknowledges beats; *unreachable* if its host does not; *stuck* if it beats, but is behind others
-that waited for it until an exchange ran out of time. A rank that comes to a verdict, or fails by
-itself, tells its neighbours, which pass it on, so that all ranks end with the same words. Beats
-carry their round trips, which a run records for its links.
+it receives. A process beats as well, because a call that holds the interpreter's lock stops the
+thread. A rank is *gone* if its socket closes without a goodbye; *frozen* if it is silent while its
+host acknowledges beats; *unreachable* if its host does not; *stuck* if it beats, but is behind
+others that waited for it until an exchange timed out. A rank that comes to a verdict, or fails by
+itself, sends the fault to its neighbours, which pass it on, so that all ranks end with the same
+message. Beats also measure round trips, which a run records for its links.
 """
 
 import selectors
@@ -40,12 +40,12 @@ MOST_KEPT = 10_000
 
 @dataclass(frozen=True)
 class RoundTrip:
-    """A beat's way to a rank and back, in a step."""
+    """The time from a beat to its echo from another rank, in a step."""
 
     step: int
     peer: int
     in_host: bool
-    """Whether both are on one host, so that no link is between them."""
+    """Whether both ranks are on one host, so that no network link is between them."""
     round_trip_s: float
 
 
@@ -75,14 +75,14 @@ LEAVE_S = 60.0
 """Seconds for what a rank still does after the verdict, such as finishing a checkpoint."""
 
 WRITE_S = 2.0
-"""Seconds for which a leaving rank waits until the verdict is on the disk, and sent."""
+"""Seconds for which a leaving rank waits until the verdict is written to disk, and sent."""
 
 
 Tell = Callable[[Fault, bool], object]
-"""A function (what happened to another rank, whether this rank continues without it)."""
+"""A function (another rank's fault, whether this rank continues without that rank)."""
 
 
-# Sockets end with their process, and need no launcher, as its store does. A process group's errors
+# Sockets close with their process, and unlike a store need no launcher. A process group's errors
 # come late, name no rank, or never come.
 class Watch:
     """This rank's watch over the others, from `Watch(...)` to `close`."""
@@ -146,8 +146,8 @@ class Watch:
     def tolerate(self, call: Callable[[Fault], object]) -> None:
         """Let this rank, rank 0 of a star, continue without ranks that are lost from now on.
 
-        `call` gets each fault, one after the other, in another thread. A rank that was given up and
-        is there after all ends with that fault. Raises: ValueError.
+        `call` gets each fault, one after the other, in another thread. A rank that was given up but
+        is still alive ends with that fault. Raises: ValueError.
         """
         if self.rank != 0 or not self._is_star:
             raise ValueError(
@@ -177,12 +177,12 @@ class Watch:
         if self._fault is not None:
             self._end_s = time.monotonic() + LEAVE_S
             raise PeerLostError.of(self._fault)
-        # Some beats later than the thread, which may still find out which rank it is.
+        # Wait some beats longer than the thread, which may still find out which rank is late.
         if self._waits_too_long(time.monotonic() - 2 * self._judge.beat_s):
             raise PeerLostError(f"another rank did not answer in time ({self.timeout_s:g} s)")
 
     def verdict(self, timed_out: bool) -> Fault | None:
-        """Return the verdict after a group's failure, if any; after a time-out all may be there."""
+        """Return the verdict after a group's failure, if any; a time-out need not mean a loss."""
         beat_s, silent_s = self._judge.beat_s, self._judge.silent_s
         if not self._known.wait(2 * SETTLE_S) and self._on_loss is None:
             behind = self._judge.behind(time.monotonic()) if timed_out else None
@@ -195,7 +195,7 @@ class Watch:
         return self._fault
 
     def tell(self, fault: Fault) -> None:
-        """Send all the fault of this rank, which leaves and hears no more of others."""
+        """Send this rank's own fault to all; it leaves, and ignores later faults of others."""
         with self._lock:
             self._is_taken = self._is_told = True
         self._send_to_all(FAULT, fault.as_text().encode())
@@ -260,7 +260,7 @@ class Watch:
                 self._decide(fault)
 
     def _let_in(self, now: float) -> None:
-        # In the watch's own thread, which iterates over all neighbours.
+        # Runs in the watch's own thread, because that thread iterates over all neighbours.
         while not self._comers.empty():
             rank, to_it, is_there = self._comers.get()
             self._neighbours[rank] = Neighbour(to_it, now)
@@ -271,8 +271,8 @@ class Watch:
     def _waits_too_long(self, now: float) -> bool:
         if self._on_loss is not None:
             return False  # a server waits for no worker
-        # Gloo knows no time-out while it connects two ranks (its issue 520). Else a group's own
-        # time is over first, for its error names the operation.
+        # While Gloo connects two ranks, it has no time-out (its issue 520). Otherwise the group's
+        # own time-out comes first, as it should: its error names the operation.
         too_long_s = self.timeout_s + 2 * self._judge.beat_s
         return self.place.waits and now - self.place.waits_from_s > too_long_s
 
@@ -322,7 +322,7 @@ class Watch:
         if goes_on:
             self._lose(fault, text)
             return
-        # It is passed on before this rank may act on it and leave.
+        # Pass the verdict on before this rank may act on it and leave.
         self._send_to_all(FAULT, text)
         self._is_told, self._fault = True, fault
         self._end_s = time.monotonic() + GRACE_S
@@ -348,10 +348,10 @@ class Watch:
             if rank in self._losses:
                 neighbour.flush()  # the fault must be the last message that it reads
                 continue
-            # So each rank knows, some beats later, the rank furthest behind of all.
+            # After some beats, each rank thus knows the rank that is furthest behind of all.
             is_of_tree = rank in self._in_tree
             behind = self._judge.furthest_behind(without=rank) if is_of_tree else None
-            # Each beat answers the other's last one, as NTP does: a message less to wake up for.
+            # Each beat also answers the other's last beat, as in NTP, without a further message.
             neighbour.send(
                 pack(BEAT, self.place, behind, time.monotonic_ns(), neighbour.take_echo_ns())
             )

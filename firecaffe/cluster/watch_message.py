@@ -7,7 +7,7 @@ from typing import NamedTuple
 from firecaffe.faults import MOST_TEXT
 
 HEADER = struct.Struct("!BI?I?IQQI")
-"""Fields: kind; step, waits; step, waits, rank of the one furthest behind; clock, echo; bytes."""
+"""Fields: kind; step, waits; step, waits, rank of the rank furthest behind; clock, echo; bytes."""
 
 BEAT, GOODBYE, FAULT, PULSE, PARTING = range(5)
 """The kinds.
@@ -30,7 +30,7 @@ class WatchedPlace:
     waits: bool = False
     """Whether the rank has done its part and waits for others."""
     waits_from_s: float = float("inf")
-    """The time since which it waits, by time.monotonic()."""
+    """The time at which the wait began, by time.monotonic()."""
 
 
 class Standing(NamedTuple):
@@ -67,7 +67,7 @@ def pack(
 
 
 def take_messages(received: bytearray) -> list[WatchMessage]:
-    """Take the whole messages from the front of the received bytes; drop noise."""
+    """Remove and return the complete messages at the front of the bytes; drop malformed bytes."""
     taken = []
     while len(received) >= HEADER.size:
         kind, step, waits, *behind, clock_ns, echo_ns, length = HEADER.unpack_from(received)

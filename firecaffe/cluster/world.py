@@ -1,8 +1,8 @@
 """The world: this rank, its device, and its process groups to the other ranks.
 
-The environment says which world to join: torchrun's `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
-`MASTER_ADDR` and `MASTER_PORT`, or that of mpirun or srun (`cluster.launched_by`). Without it the
-world is this one process, with no groups. A world that the script has made itself is used.
+Environment variables say which world to join: torchrun's `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
+`MASTER_ADDR` and `MASTER_PORT`, or those of mpirun or srun (`cluster.launched_by`). Without them
+the world is this one process, without groups. A world that the script has made itself is used.
 """
 
 import gc
@@ -53,7 +53,7 @@ SILENT_S = 20.0
 """Seconds of silence after which a rank counts as frozen or cut off."""
 
 FOLDER = "firecaffe/run_folder"
-"""Key in the launcher's store, in all attempts: FOLDER/N is the folder of training N, from 0."""
+"""Key in the launcher's store, for all attempts: FOLDER/N is the folder of training N, from 0."""
 
 
 def own_folder_key(key: str, host: str, launcher: str) -> str:
@@ -103,7 +103,7 @@ def join(
     timeout_s: how long a rank waits for others. silent_s: the silence after which a rank is given
     up. shape: the links of the watch; with `star_of` rank 0 can continue without others.
     """
-    # Groups that are made in the block read it, too.
+    # Groups that are made in the block read this variable, too.
     with variables_kept(GLOO_INTERFACE), _join(device, timeout_s, silent_s, shape) as world:
         yield world
 
@@ -121,8 +121,8 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
     if rank == 0 and LAUNCHED not in os.environ and not is_alone(world_size):
         _say_what_is_trusted()
     if next(_WORLDS):
-        # The error that ended an earlier training and the frames that it went through may refer to
-        # each other. They hold connections on which other ranks of that training still wait.
+        # The error that ended an earlier training and its stack frames may refer to each other.
+        # They keep connections open on which other ranks of that training still wait.
         gc.collect()
     groups = meet(chosen, timeout_s)
     place, watch = WatchedPlace(), None
@@ -148,15 +148,15 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
                 attempt=attempt(),
             )
     finally:
-        # If a rank is lost, a thread may still wait for it. The next world is a new one anyway: a
-        # rank that has reported its own error and lives on makes it, too.
+        # If a rank is lost, a thread may still wait for it. The next world is a new one anyway,
+        # also for a rank that has reported its own error and lives on.
         groups.leave(is_lost=watch is not None and watch.fault is not None)
 
 
 @contextmanager
 def pulse_beside(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[None]:
     """Run `cluster.pulse` as a process for a `with` block. Raises: LaunchError."""
-    if not sys.platform.startswith("linux"):  # other kernels do not say who is stopped
+    if not sys.platform.startswith("linux"):  # others do not say whether a process is stopped
         yield
         return
     numbers = [peer.fileno() for peer in sockets]
@@ -168,7 +168,7 @@ def pulse_beside(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # It is no rank. But an interpreter may need the path of its libraries.
+            # It is not a rank and needs no variables but the path of the interpreter's libraries.
             env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
             start_new_session=True,  # a terminal's signals are for the rank
         )
@@ -213,8 +213,8 @@ def peers_may_be_lost(world: Group, beside_own_code: bool = False) -> Iterator[N
 @contextmanager
 def waiting(world: Group) -> Iterator[None]:
     """Show others that this rank waits in the block; put it around `peers_may_be_lost`."""
-    # A rank still waits while it asks which one is lost, or another would take it for the one that
-    # all wait for.
+    # While a rank asks which rank is lost, it must count as waiting; otherwise another rank would
+    # take it for the rank that all wait for.
     world.place.waits_from_s, world.place.waits = time.monotonic(), True
     try:
         yield
@@ -223,7 +223,7 @@ def waiting(world: Group) -> Iterator[None]:
 
 
 def _is_of_group(error: Exception) -> bool:
-    # Gloo's texts begin with a place in its code.
+    # Gloo's error messages begin with a place in its source.
     of_gloo = re.search(r"/gloo/transport/|ProcessGroupGloo", str(error))
     return isinstance(error, (DistError, PeerLostError)) or of_gloo is not None
 
@@ -250,7 +250,7 @@ def lasting_store() -> Store | None:
 
 @cache
 def _say_what_is_trusted() -> None:
-    # Not to ranks of our launcher, which has signed all that it and they believe.
+    # Ranks of our launcher do not need this: it signs all values that they trust.
     say(
         "the ranks trust the network between their hosts, for another launcher than firecaffe's "
         "has started them; docs/howto/ssh_and_mpi.md says what to close to others"
