@@ -221,15 +221,7 @@ def _train_in(
     notes += places.notes(world.host)
     records, saver = _open_records(places, run, world, start, plugins, refine, resources)
     steps = make_steps(
-        run=run,
-        learner=learner,
-        mesh=mesh,
-        data=data,
-        reducers=reducers,
-        plugins=plugins,
-        first_step=start.step,
-        is_repeatable=is_repeatable,
-        resources=resources,
+        run, learner, mesh, data, reducers, plugins, start.step, is_repeatable, resources
     )
     if world.is_first:
         notes += learner.mode.open(folder, start.checkpoint)

@@ -3,12 +3,12 @@
 It is built first, and then connected: its reducers are made, and what runs its steps.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from firecaffe.cluster.agree import agree
 from firecaffe.cluster.group import Group
@@ -173,11 +173,7 @@ def build_learner(
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
     holding = hold(Making(unheld, run, task, batches, mesh, resources))
-    if not holding.everywhere:
-        raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
-    check_scaled(recipe, holding.everywhere)
-    if recipe.exchange.codec:
-        check_coded(recipe, holding.everywhere)
+    _check_trained(recipe, holding.everywhere)
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(holding.take_first_weights())]
     doubts += doubts_of_world("the network's constructor", asked)
     # Before weights are read, so that the probe's digest compares with the first run's.
@@ -192,8 +188,7 @@ def build_learner(
     norms = Norms(holding, batches, samples) if samples else TrainedNorms()
     noise = make_noise_meter(run, update, mode)
     pieces = holding.pieces() | update.pieces() | mode.pieces() | norms.pieces()
-    numbers: dict[str, Numbers] = {"scaler": ScalerNumbers(holding.forward.scaler)}
-    numbers |= {"scalars": update.numbers(), "best": best, "noise": noise} | mode.numbers()
+    numbers = _numbers(holding, update) | {"best": best, "noise": noise} | mode.numbers()
     state = State(world, pieces, numbers)
     first_weights = file.read_into(state, outline)
     doubts += _begin(run, update, state, checkpoint)
@@ -214,18 +209,20 @@ def build_learner(
     )
     doubts = list(dict.fromkeys(doubts))
     return Learner(
-        holding=holding,
-        update=update,
-        mode=mode,
-        state=state,
-        best=best,
-        norms=norms,
-        noise=noise,
-        batches=batches,
-        probe=probe,
-        doubts=doubts,
-        findings=findings,
+        holding, update, mode, state, best, norms, noise, batches, probe, doubts, findings
     )
+
+
+def _check_trained(recipe: Recipe, trained: Mapping[str, nn.Parameter]) -> None:
+    if not trained:
+        raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
+    check_scaled(recipe, trained)
+    if recipe.exchange.codec:
+        check_coded(recipe, trained)
+
+
+def _numbers(holding: Holding, update: EveryRank) -> dict[str, Numbers]:
+    return {"scaler": ScalerNumbers(holding.forward.scaler), "scalars": update.numbers()}
 
 
 def _probe(
