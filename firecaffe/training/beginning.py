@@ -1,10 +1,10 @@
 """The beginning of a training: its folder, and the first lines for people.
 
-Paths are from the current folder as typed, and absolute in the run's recipe.
+A recipe's paths are relative to the current folder; the run folder's recipe has absolute paths.
 
 Rank 0 marks the run's folder with a name that no other run has. A rank that does not see the mark
-shares no disk with rank 0. It records its timings, and the faults that it hears of, in a folder on
-its own host. Checkpoints and the result are rank 0's.
+shares no disk with rank 0. Such a rank records its timings, and the faults that it is told of, in a
+folder on its own host. Rank 0 alone writes checkpoints and the result.
 """
 
 import json
@@ -107,18 +107,18 @@ class Places:
 
 
 def find_places(world: World, words: RunConfig, first: Path, mark: str, goes_on_at: int) -> Places:
-    """Find where each rank records; make folders on hosts that do not see `first`, rank 0's.
+    """Find each rank's folder; make one on each host that does not see `first`, rank 0's folder.
 
-    All ranks call it. Rows of an earlier attempt after step `goes_on_at` are done again. Raises:
-    RunError if such a folder cannot be made, or is another run's.
+    All ranks call it. Rows that an earlier attempt wrote after step `goes_on_at` are removed.
+    Raises: RunError if a folder cannot be made, or is another run's.
     """
     sees, marks = mark_of(first) == mark, (mark, apart_mark(mark))
     local_folder = first if sees else Path(words.folder or Path("runs", first.name)).absolute()
     if not sees:
         _make(local_folder, first, mark, goes_on_at, world.host)
     said = gather_text(world, "" if sees else json.dumps([world.host, str(local_folder)]))
-    # Another rank of this host may have made and marked it by now. Or it is rank 0's, which a slow
-    # shared disk shows late.
+    # By now, another rank of this host may have made and marked the folder. Or it is rank 0's
+    # folder, which a slow shared disk showed late.
     if mark_of(local_folder) not in marks:
         raise RunError(
             f"run.folder {local_folder} exists already on {world.host}, which does not see "
@@ -147,7 +147,7 @@ def make_folder(
 ) -> Places:
     """Make the run's folder on rank 0, or reset an earlier attempt's folder to the start step.
 
-    All ranks learn it, and launchers for a next attempt. Ranks that do not see it make their own.
+    All ranks get its path, as do launchers, for a next attempt. Ranks that do not see it make one.
     """
     folder, mark = Path(), ""
     environment: dict[str, object] = {}
@@ -183,7 +183,7 @@ def make_folder(
 def plan_lines(
     run: Run, data: Data, learner: Learner, choice: AutoChoice | None, device: str
 ) -> list[str]:
-    """Say what will be trained: network, data, workers and exchange, a line each."""
+    """Return the lines on what will be trained: network, data, workers and exchange."""
     train, ranks = run.recipe.train, run.ranks
     workers = ranks.in_all or ranks.world_size
     by_ranks = run.route.description if choice is None else choice.reason
@@ -229,7 +229,7 @@ def _notes(run: Run) -> list[str]:
 
 
 def say_where(world: World, run: Run, places: Places) -> None:
-    """On each other host's first rank, print which host reports the run, and its folder."""
+    """On the first rank of each other host, print the host that reports the run, and its folder."""
     hosts = [world.host] if world.watch is None else world.watch.hosts
     if hosts[0] != world.host and hosts.index(world.host) == world.rank:
         note = (

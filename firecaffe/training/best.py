@@ -52,7 +52,7 @@ class Best:
     evaluated: int = 0
     """The step of the last evaluation."""
     without: int = 0
-    """Evaluations since the last better value. A lower loss alone does not reset the number."""
+    """Evaluations since the value last improved. A lower loss alone does not reset the number."""
 
     def add(self, step: int, evaluation: Evaluation) -> bool:
         """Record the evaluation after step `step`. Returns whether it is the best so far."""
@@ -69,7 +69,7 @@ class Best:
         return is_better or has_lower_loss
 
     def is_enough(self, stop_after: int) -> bool:
-        """Whether `stop_after` evaluations have passed without a better one; 0 is never enough."""
+        """Whether the last `stop_after` evaluations brought no better value; never if it is 0."""
         return 0 < stop_after <= self.without
 
     def no_better(self, last: int) -> str:
@@ -97,7 +97,7 @@ class Best:
         return {"metric": self.measure.name, **{name: getattr(self, name) for name in STATE}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state, unless it has another metric. Raises: ValueError if it is none."""
+        """Restore a state, unless its metric is another. Raises: ValueError if it is invalid."""
         row = checked(state, _BestRow)
         if row["metric"] == self.measure.name:
             for name in STATE:
@@ -117,7 +117,7 @@ def test_best(
 ) -> Evaluation | None:
     """Test the best weights on the test samples. All ranks call it. test: evaluates the network.
 
-    Returns None if their checkpoint is not kept, or, with a warning, if it is damaged.
+    Returns None if the checkpoint of these weights is not kept, or is damaged (with a warning).
     """
     if not best.checkpoint:
         return None

@@ -1,8 +1,8 @@
 """Build a training from a recipe and a world, run it, and write its result.json.
 
-A worker may join a running run instead, and compute for its server to the end. It is no rank of a
-process group. It builds network and data from the same recipe as a rank does, and exchanges weights
-and gradients over its own lanes.
+Or join a run in progress as a worker, and compute gradients for its server until the end. Such a
+worker is not a rank of a process group. Like a rank, it builds network and data from the recipe. It
+exchanges weights and gradients with the server over its own lanes.
 """
 
 import dataclasses
@@ -78,12 +78,12 @@ def keep_forecast(
     parts: Parts,
     chosen: Mapping[str, str] | None,
 ) -> tuple[list[str], Use | None]:
-    """Write the planner's forecast on rank 0; return lines about it, and what refines it.
+    """Write the planner's forecast on rank 0; return lines about it, and a function to refine it.
 
     chosen: the split layers.
 
-    Not for a network given as a Python object, which may be the very one that is trained, or if a
-    hook sums the gradients. Raises: RecipeError if the recipe's cluster is invalid.
+    Makes none if a hook sums the gradients, or for a network given as a Python object, which may be
+    the very one that is trained. Raises: RecipeError if the recipe's cluster is invalid.
     """
     if not world.is_first or parts.model is not None or run.route.way == HOOK:
         return [], None
@@ -128,7 +128,7 @@ def record_of(
 
 
 def train_prepared(prepared: Prepared, has_ranks_checked: bool = True) -> Result:
-    """Train a command's recipe. has_ranks_checked: the launcher checked each world size."""
+    """Train a command's recipe. has_ranks_checked: see `train_parts`."""
     return train_parts(prepared.recipe, Parts(), prepared.resume, (), has_ranks_checked)
 
 
@@ -157,7 +157,7 @@ def train_parts(
         alone_in_process("train"),
         join(recipe.train.device, exchange.timeout_s, exchange.silent_s, shape) as world,
         ExitStack() as resources,
-        tell_faults(world) as teller,  # innermost: others hear of faults before anything waits
+        tell_faults(world) as teller,  # innermost: tells others of a fault before any exit waits
         _files_named(),
     ):
         recipe, chosen_layout = choose_layout(recipe, parts, world)
@@ -174,7 +174,7 @@ def train_parts(
 
 @contextmanager
 def _files_named() -> Iterator[None]:
-    # A full disk is told in one line; an error of a user's code keeps its traceback.
+    # A full disk is reported in one line; an error in user code keeps its traceback.
     try:
         yield
     except OSError as error:
@@ -245,7 +245,7 @@ def _train_in(
 
 
 def _open_watched(recipe: Recipe, parts: Parts, world: World) -> tuple[Data, list[str], list[str]]:
-    """Open the data, and return the parts that do not repeat, and doubts of what they do."""
+    """Open the data. Return it, its parts that do not repeat, and doubts about the data sets."""
     with size_asked() as asked:
         data = open_parts(recipe, parts)
         unlike, doubts = ask_twice(world, data)
@@ -290,7 +290,7 @@ def _ranks(mesh: Mesh) -> Ranks:
 
 
 def _score(folder: Path) -> list[str]:
-    # The forecast of every_step needs the timings of all ranks, which are not all here.
+    # A forecast of every_step is not scored here: that needs the timings of all ranks.
     try:
         scored = score_mode(folder, read_timings(folder))
     except RunError as error:  # a full disk stored no rows
@@ -307,7 +307,7 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
     synchrony, exchange = recipe.synchrony, recipe.exchange
     check_takes_workers(synchrony)
     comes = Comes(place, exchange.timeout_s)
-    # in_flight decides no bits, but rank 0 connects as many lanes as the run has.
+    # in_flight decides no bits, but it is the number of lanes that rank 0 connects.
     recipe = replace(recipe, synchrony=replace(synchrony, in_flight=comes.facts["in_flight"]))
     if sys.platform.startswith("linux"):
         address = own_addresses(split_place(place)[0])[0]
@@ -362,7 +362,7 @@ def _work(world: World, learner: Learner, plugins: Any, recipe: Recipe, store: A
 
 
 def check_same(own: Mapping[str, Any], of_run: Mapping[str, Any]) -> None:
-    """Raise AgreementError with the first setting that differs of those that decide bits."""
+    """Raise AgreementError that names the first differing setting among those that decide bits."""
     here, there = own["deciding"], of_run["deciding"]
     for word in {**there, **here}:
         if here.get(word) != there.get(word):

@@ -67,7 +67,7 @@ WORDS: tuple[Any, ...] = tuple(Meta.__annotations__)
 
 @dataclass
 class Checkpoint:
-    """A training after `step` updates, as it is saved. `history` digests all losses so far."""
+    """The saved state of a training after `step` updates. `history` digests all losses so far."""
 
     step: int
     identity: dict[str, Any]
@@ -77,20 +77,20 @@ class Checkpoint:
     tensors: Stored = field(default_factory=lambda: InMemory({}))
     """The tensors that all ranks hold, by PIECE/NAME."""
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """State that is no tensor, by its key in meta.json: optimizer scalars, the loss scale."""
+    """State that is not tensors, by key in meta.json: optimizer scalars, the loss scale."""
     doubts: list[str] = field(default_factory=list)
     """Reasons why other numbers of workers may have computed other bits so far."""
     piece_files: dict[str, Path] = field(default_factory=dict)
-    """The file of each piece that ranks hold in parts, by the piece's name. Saving moves them."""
-    # of SHA256SUMS, once it was read
+    """The file of each piece that ranks hold in parts, by piece name. Saving moves these files."""
+    # of SHA256SUMS; empty unless the checkpoint was read from a folder
     digest: str = ""
     folder: Path | None = None
     copies: list[IO[bytes]] = field(default_factory=list)
-    """Open files without a name: copies of pieces that are on another host."""
+    """Open, unnamed files: copies of piece files that lie on another host."""
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint and update `latest`. Raises: CheckpointError; older ones stay whole."""
+    """Write a checkpoint and update `latest`. Raises: CheckpointError; older ones stay intact."""
     name = checkpoint_name(checkpoint.step)
     aside = folder / f".{name}.partial"
     try:
@@ -185,7 +185,7 @@ def load_newest(where: Path) -> tuple[Checkpoint, list[str]]:
         try:
             return load_checkpoint(path), damaged
         except CheckpointError as error:
-            if not path.is_dir():  # a run that goes on has removed it, and has newer ones
+            if not path.is_dir():  # a run in progress has removed it, and has newer ones
                 return load_newest(where)
             damaged.append(str(error))
     if damaged:
@@ -220,9 +220,9 @@ def _by_step(folder: Path) -> list[Path]:
 
 
 def load_checkpoint(where: Path) -> Checkpoint:
-    """Read a checkpoint after verifying it. Raises: CheckpointError if it is not whole."""
+    """Verify and read a checkpoint. Raises: CheckpointError if it is damaged or incomplete."""
     piece_files = [name for name in verify_checkpoint(where) if name not in (STATE, META)]
-    # Numbers may be infinite. Python's json writes and reads that, though JSON has no such number.
+    # Numbers may be infinite. Python's json writes and reads infinities, which standard JSON lacks.
     meta: dict[str, Any] = {**read_file(where / META, Meta, CheckpointError, json.loads)}
     numbers: Any = {word: values for word, values in meta.items() if word not in WORDS}
     try:
@@ -264,7 +264,7 @@ def verify_checkpoint(where: Path) -> list[str]:
 def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int) -> None:
     """Raise UnfitCheckpointError if a recipe that ends at step `steps` cannot resume a checkpoint.
 
-    A setting that only one of the two has is newer than the other, which used the default.
+    If one of the two lacks a setting, it is older than this setting, and used the default.
     """
     if checkpoint.step > steps:
         raise UnfitCheckpointError(

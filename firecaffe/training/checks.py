@@ -69,7 +69,7 @@ def check_shapes(task: Task, outputs: Any, targets: Any, recipe: Recipe) -> None
         task.loss(outputs, targets)
     except RecipeError:
         raise
-    except Exception:  # it says nothing yet: a user's loss may need values
+    except Exception:  # inconclusive: a user's loss may need values
         return
 
 
@@ -116,7 +116,7 @@ def _check_value(word: str, value: Any, outputs: Any) -> None:
             "losses, each with its weight; trainings of several losses and optimizers, as of GANs, "
             "are not supported"
         )
-    # A loss for each sample is one number, too, if there is one sample: so no dimension at all.
+    # With a single sample, a loss per sample is one number, too. So no dimension is allowed.
     if not isinstance(value, Tensor) or value.ndim or not value.is_floating_point():
         described = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else value
         raise RecipeError(
@@ -135,7 +135,7 @@ def _check_value(word: str, value: Any, outputs: Any) -> None:
 
 
 def _try(metric: Metric, outputs: Any, targets: Any) -> None:
-    # For a single sample the value may be undefined, which is no fault; but it must be one number.
+    # The value of a single sample may be undefined, which is no error. It must be one number.
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # from metrics that need more than one sample
         state = metric.of_batch(outputs, targets)
@@ -164,7 +164,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def check_input(model: nn.Module, task: Task, recipe: Recipe, dataset: Dataset) -> None:
-    """Run shapes through the network. Raises: RecipeError; OwnCodeError if it is a user's."""
+    """Run zeros, or shapes on meta, through the network. Raises: RecipeError; OwnCodeError."""
     layout = given_layout(dataset, recipe.data)
     device = next(model.parameters()).device.type
     inputs, targets = layout.zeros(recipe.train.micro_batch_size if device == "meta" else 1, device)
@@ -189,7 +189,7 @@ def check_outputs(
     is_own: bool,
     outputs_of: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Run one sample in evaluation, and the shortest micro-batch of an epoch (1 or 2) in training.
+    """Run one sample in evaluation, and an epoch's shortest micro-batch (1 or 2) in training.
 
     is_own: whether the loss or the task was given to `firecaffe.train`. outputs_of: returns the
     network's outputs, or None if another rank has them; by default it calls the network. Raises:
@@ -254,7 +254,7 @@ def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
 
 
 def check_scaled(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
-    """Raise RecipeError if a gradient is too short for the loss scale of float16."""
+    """Raise RecipeError if a gradient's type is too short for float16's loss scale."""
     if recipe.train.autocast != "float16":
         return
     for name, parameter in named.items():
@@ -288,7 +288,7 @@ def preflight(
     run = resolve(recipe, data, Ranks(layout.sharers), described=described)
     rounds = run.rounds  # raises if the training is shorter than one round
     _check_network(recipe, data.train, is_resumed=resume is not None)
-    # On GPUs the ranks try it: a loss may have tensors there.
+    # On GPUs the ranks try the task, because its loss may have tensors there.
     if is_reference(recipe.task.name) and not on_gpus:
         _try_task(run, data.train)
     _check_place(recipe, is_new)
@@ -354,7 +354,7 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
 
 
 def _try_task(run: Run, dataset: Dataset) -> None:
-    # As the ranks do before the first step. It may need values, so the network is in memory.
+    # Does what ranks do before the first step. A task may need values, so the network has memory.
     recipe, device = run.recipe, torch.device("cpu")
     task, arithmetic = task_for(recipe, None, None, dataset), replace(recipe.train, compile=False)
     batches = Batches(dataset, run.order, recipe.data, device)

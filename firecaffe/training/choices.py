@@ -1,4 +1,4 @@
-"""Makes a training's network, and chooses its holding, update and mode: once, by three tables."""
+"""Makes a training's network, and chooses its holding, update and mode, once, in three tables."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -75,7 +75,7 @@ def unheld_network(run: Run, parts: Parts, data: Data, world: World) -> UnheldNe
 
 @dataclass(frozen=True)
 class Making:
-    """Parts of which a holding is made."""
+    """The parts from which a holding is made."""
 
     unheld: UnheldNetwork
     run: Run
@@ -237,7 +237,7 @@ def make_mode(run: Run, update: EveryRank, mesh: Mesh, learners: int) -> ModePar
 
 
 def make_noise_meter(run: Run, update: EveryRank, mode: ModeParts) -> NoiseMeter:
-    """Make what measures the gradient noise scale, if ranks have the norms for it."""
+    """Make the meter of the gradient noise scale. It measures nothing if ranks lack the norms."""
     has_norms = (
         update.holding.has_whole_gradients
         and run.route.is_mean

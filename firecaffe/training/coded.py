@@ -62,7 +62,7 @@ SHAPES = ("sample_CHW", "input_shape")
 LISTS = ("class_names", *SHAPES)
 
 MOST_SAMPLE = 1 << 24
-"""The most numbers in a sample: an export makes one up in the shape that the file states."""
+"""The most elements of a sample: an export allocates one of the shape that the file states."""
 
 NETS = "nets"
 """The file's key for the SHA-256 of the Caffe nets that it names, by section."""
@@ -104,7 +104,7 @@ def describe(recipe: Recipe, about: About) -> dict[str, Any]:
 
 
 def tensors_of(network: nn.Module) -> dict[str, NDArray[Any]]:
-    """Return the state_dict with tied tensors once. Raises: RecipeError for a type numpy lacks."""
+    """Return a network's arrays, tied ones once. Raises: RecipeError for a type numpy lacks."""
     known: set[int] = set()
     arrays = {}
     for name, tensor in network.state_dict(keep_vars=True).items():
@@ -123,8 +123,8 @@ def described(
 ) -> tuple[Recipe, About]:
     """Read what a file says of its network. named: settings that the user gives.
 
-    trust_code: whether code that the file names may run. Raises: RecipeError if nobody names the
-    network; CheckpointError if the file's settings or facts are invalid.
+    trust_code: whether code that the file names may run. Raises: RecipeError if neither the file
+    nor the user names the network; CheckpointError if the file's settings or facts are invalid.
     """
     with _opened(file) as opened:
         network = opened.network
@@ -183,7 +183,7 @@ def _net_of(file: Path, word: str, name: str, digest: str | None) -> Path:
 
 
 def check_outline(file: Path, config: ModelConfig, about: About) -> None:
-    """Raise CheckpointError if the network cannot be built, or has not the file's tensors."""
+    """Raise CheckpointError if the network cannot be built, or its tensors are not the file's."""
     try:
         outline = _outline(config, about)
     except RecipeError as error:
@@ -203,7 +203,7 @@ def check_outline(file: Path, config: ModelConfig, about: About) -> None:
 
 
 def _outline(config: ModelConfig, about: About) -> Outline:
-    # Needs no memory for weights, for the file states their number; code that the user named may.
+    # Allocates no weights, because the file states their number. Code that the user named may.
     counts = about.num_classes, about.in_channels
     if is_reference(config.name):
         return with_outline(config, *counts, outline_of)

@@ -1,8 +1,8 @@
 """Constraints on a training's weights: pruned ones stay zero, and shared ones have few values.
 
 A constraint changes gradients before an update and weights after it, as a function of weights,
-summed gradients and the step. It acts on whole layers, however they lie on ranks (`Wholes`), so the
-number of workers changes no bit, and nothing below the training knows of it.
+summed gradients and the step. It acts on whole layers, however ranks hold them (`Wholes`), so the
+number of workers changes no bit. Only code of the training knows of constraints.
 
 A shared value's gradient is the sum, or the mean, of its weights' gradients. Each of these weights
 receives it, so an element-wise solver updates them all as it would update the value: with one
@@ -64,14 +64,14 @@ class Pruning:
         words: PruneConfig,
         wholes: Wholes,
     ) -> None:
-        # weights: those that this rank updates, or parts of them. keep, threshold: by whole
-        # weights' names; each pruned weight is in one of them. rows: of directions, likewise.
+        # weights: those that this rank updates, or parts of them. The others are by whole weights'
+        # names: each pruned weight is in keep or threshold; rows is of weight_norm's directions.
         self._weights, self._keep, self._threshold = weights, keep, threshold
         self._rows = rows
         self._words, self._wholes = words, wholes
         # True where a weight is kept
         self.masks = {n: torch.ones_like(w, dtype=torch.bool) for n, w in weights.items()}
-        # with surgery, the weights that masked ones are made of
+        # with surgery: the weights without masks
         self.dense: dict[str, Tensor] = {}
         if words.how == SURGERY:
             self.dense = {name: weight.detach().clone() for name, weight in weights.items()}
@@ -79,7 +79,7 @@ class Pruning:
     @property
     def pieces(self) -> dict[str, Piece]:
         pieces: dict[str, Piece] = {"mask": Weights(self.masks.items)}
-        if self._words.how == SURGERY:  # also if this rank has none
+        if self._words.how == SURGERY:  # even if this rank has none
             pieces["dense"] = Weights(self.dense.items)
         return pieces
 
@@ -225,7 +225,7 @@ class Sharing:
 
     @torch.no_grad()
     def before_update(self, step: int) -> None:
-        codes = self._codes  # all ranks assemble them together, also a rank that has none
+        codes = self._codes  # all ranks assemble them together, even one that has none
         if not self._words.train:
             if self._fixed is None:
                 local_weights = {name: weight.detach() for name, weight in self._weights.items()}
@@ -238,7 +238,7 @@ class Sharing:
 
     def _shared(self, name: str, codes: Tensor, gradient: Tensor) -> Tensor:
         sums = torch.zeros(len(self._firsts[name]) + 1, dtype=torch.float64, device=gradient.device)
-        # Adds in the same order with any number of threads; in 64 bits, for there may be millions.
+        # Adds in one order, however many threads there are; in 64 bits, as there may be millions.
         sums.index_add_(0, codes, gradient.reshape(-1).double())
         if self._words.gradient == "mean":
             sums /= codes.bincount(minlength=len(sums)).clamp(min=1)
@@ -251,8 +251,8 @@ class Sharing:
 
     @torch.no_grad()
     def restrict(self, weights: Mapping[str, Tensor]) -> None:
-        # A solver may round differently at a tensor's end, so all weights of a value equal its
-        # first.
+        # A solver may round differently at a tensor's end, so the first weight of a value is copied
+        # to the others.
         local_weights = {name: weights[name] for name in self.codes}
         whole = self._values(local_weights) if self._fixed is None else self._fixed
         shared = {n: whole[n][code.reshape(-1)].view(code.shape) for n, code in self._codes.items()}
@@ -271,7 +271,7 @@ class Sharing:
 
     @cached_property
     def _firsts(self) -> dict[str, Tensor]:
-        # the place of the first weight of each code but 0
+        # the index of the first weight of each code except 0
         firsts = {}
         for name, codes in self._codes.items():
             ordered, places = codes.reshape(-1).sort(stable=True)
@@ -281,11 +281,11 @@ class Sharing:
 
 
 class Constraint(Protocol):
-    """Keeps weights as a recipe asks."""
+    """A restriction of weights that a recipe asks for."""
 
     @property
     def pieces(self) -> dict[str, Piece]:
-        """Its state, by the names of the pieces in a checkpoint."""
+        """The state, by the names of its pieces in a checkpoint."""
 
     @property
     def line(self) -> str: ...
@@ -298,7 +298,7 @@ class Constraint(Protocol):
         """
 
     def before_update(self, step: int) -> None:
-        """Change gradients and weights of step `step`, counted from 0, before the solver does.
+        """Change gradients and weights before the solver's update in step `step`, counted from 0.
 
         The gradients are already summed and clipped.
         """
@@ -306,11 +306,11 @@ class Constraint(Protocol):
     def after_update(self, step: int) -> None: ...
 
     def restrict(self, weights: Mapping[str, Tensor]) -> None:
-        """Apply it to other tensors in the weights' place, such as their moving average."""
+        """Apply the constraint to tensors in place of the weights, such as their moving average."""
 
 
 def check_constraints(recipe: Recipe, network: nn.Module) -> None:
-    """Raise RecipeError, with the layer's name, if weights cannot be constrained so."""
+    """Raise RecipeError, with the layer's name, if weights cannot be constrained as asked."""
     make_constraints(recipe, dict(network.named_parameters()), {}, AllHere())
 
 
@@ -323,7 +323,7 @@ def make_constraints(
     """Return a recipe's constraints, in the order in which they act.
 
     own: the network's parameters that this rank updates, or parts of them. Raises: RecipeError,
-    with the layer's name, if they cannot be constrained so.
+    with the layer's name, if they cannot be constrained as asked.
     """
     constraints: list[Constraint] = []
     if recipe.prune.is_on:

@@ -1,10 +1,10 @@
-"""Processes that make the items of a torch data set, for one rank, and the pipes of their batches.
+"""Worker processes that make a torch data set's items for one rank, and the pipes of their batches.
 
-Bytes are not copied in Python. Pickled tensors would cost the rank several times as much.
+Bytes are sent, because shared memory is small in containers. Python does not copy them: pickled
+tensors would cost the rank several times as much.
 
 A new server process forks the workers (`forkserver`), so they hold none of the rank's sockets: a
-child with a socket would hide that its rank is gone. Each makes batches and sends them as bytes,
-since shared memory is small in containers. It ends with its pipe, and at once if its rank is gone.
+child with a socket would hide that its rank is gone. A worker ends with its pipe or its rank.
 """
 
 import multiprocessing
@@ -54,7 +54,7 @@ def send_batch(pipe: Connection, batch: Batch) -> None:
 
 @dataclass(frozen=True)
 class _Form:
-    # Strides, too, for they may change the bits of what is computed from a tensor.
+    # With strides, because they may change the bits of what is computed from a tensor.
     shape: torch.Size
     strides: tuple[int, ...]
     dtype: torch.dtype
@@ -79,7 +79,7 @@ def _outline(leaf: Any) -> Any:
 
 
 def _all(move: Any, descriptor: int, tensor: Tensor) -> None:
-    # The tensor has no gaps, as `Items.make` gives it.
+    # The tensor is dense: `Items.make` returns no others.
     if not tensor.numel():
         return
     run = torch.as_strided(tensor, (tensor.numel(),), (1,))
@@ -95,9 +95,9 @@ PRELOADED = "firecaffe.training.data_workers"
 """The module that the server loads once for all workers, with torch."""
 
 GONE_S = 5.0
-"""Seconds within which a process has to end whose pipe is closed."""
+"""Seconds that a process has to end after its pipe is closed."""
 
-# All processes of a job receive these. The rank then finishes its step, which needs data.
+# All processes of a job receive these. The rank still finishes its step then, and needs data.
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -133,7 +133,7 @@ def torch_sets(data: Data) -> Iterator[TorchSet]:
 
 
 class DataWorkers:
-    """A pool of `count` processes that make batches. As many threads may ask at once."""
+    """A pool of `count` processes that make batches. Several threads may use it at once."""
 
     def __init__(self, items: Items, count: int) -> None:
         self.items, self.count = items, count
@@ -149,8 +149,8 @@ class DataWorkers:
     def make(self, samples: Sequence[int], seed: int, epoch: int) -> Batch:
         """Make a batch as `Items.make` does, in the first worker that is free.
 
-        Raises: OwnCodeError and DataError as that does; DataError if the worker has ended itself,
-        WorkerKilledError or MemoryFullError if a signal has ended it.
+        Raises: OwnCodeError and DataError as `Items.make`; DataError if the worker exits;
+        WorkerKilledError or MemoryFullError if a signal ends it.
         """
         with self._starting:
             if self._is_closed:
@@ -180,7 +180,7 @@ class DataWorkers:
         """Start the workers. Raises: WorkerKilledError if the server that forks them is gone."""
         self._content = self.items.pickled()
         try:
-            with _signals_blocked():  # for the server, too: Python lets them end it as it loads
+            with _signals_blocked():  # for the server, too, which they would end while it loads
                 self._start_each()
         except (EOFError, ConnectionError) as error:
             raise WorkerKilledError(
@@ -226,7 +226,7 @@ class DataWorkers:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    # Of this thread alone, and of the processes that it starts.
+    # In this thread only, and in the processes that it starts.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
     try:
         yield

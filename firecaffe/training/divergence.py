@@ -1,13 +1,13 @@
 """Detects a training that diverges without reaching NaN: its loss stays far above its start.
 
-The start is the median loss of the first FIRST steps, and the present loss that of the last LAST. A
-training has diverged if that exceeds the start by the start's size, or by LEAST if that is more,
-for PATIENCE steps in a row. Medians, because the loss of a step with few samples has outliers. A
-loss stays near its start while a rate warms up, and may reach a few times a small start if training
-continues from good weights; neither exceeds the limit. The file also has advice for a training that
-diverges because workers do not all compute together.
+The start is the median loss of the first FIRST steps; the present loss is that of the last LAST. A
+training has diverged if the present loss exceeds the start by the start's size, or by LEAST if that
+is more, for PATIENCE steps in a row. Medians are used because the loss of a step with few samples
+has outliers. A warm-up of the learning rate stays below this limit, as the loss stays near its
+start; so does a training that continues from good weights, whose loss may reach a few times its
+small start. There is also advice for a training whose workers do not all compute together.
 
-A run that ends so saves nothing more, and all ranks give the same reason.
+A run that has diverged saves nothing more, and all ranks give the same reason.
 """
 
 from collections import deque
@@ -27,12 +27,12 @@ from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyCon
 from firecaffe.training.checkpoint import good_name
 from firecaffe.training.saver import Saver
 
-# With many updates a step, a training that diverges leaves its start within some steps.
+# Few, because with many updates in a step, a diverging training soon leaves its start.
 FIRST = 3
 
 LAST = 20
 
-# In the unit of the loss. Guessing costs ln(classes): 2.3 with 10 of them.
+# In the unit of the loss. The loss of guessing is ln(classes): 2.3 for 10 classes.
 LEAST = 1.0
 
 PATIENCE = 100
@@ -64,7 +64,7 @@ class Rise:
 
     @property
     def line(self) -> str:
-        """The line for people; empty unless the loss was above the limit for PATIENCE steps."""
+        """The reason to stop; empty unless the loss was above the limit for PATIENCE steps."""
         if self._above < PATIENCE:
             return ""
         return (
@@ -107,7 +107,7 @@ class Rise:
 
 
 class NeverRises:
-    """Watches nothing: where all ranks make each step together, its infinities tell enough."""
+    """Watches nothing. If all ranks make each step together, checks for infinities are enough."""
 
     line = ""
 
@@ -174,7 +174,7 @@ def explained(
 ) -> Iterator[None]:
     """Add the learning rate and the last good checkpoint to a NotFiniteError or DivergedError.
 
-    The block raises it on all ranks. The checkpoint, in `folder`, is named once it is on the disk.
+    The block raises it on all ranks. `folder` has the checkpoints; the last save is waited for.
     """
     try:
         yield

@@ -29,7 +29,7 @@ class Outputs(Protocol):
     def __call__(
         self, batches: Iterator[EvalBatch], numbers: Sequence[int]
     ) -> Iterator[tuple[EvalBatch, Any]]:
-        """Yield each batch with its outputs, on a rank that has them. numbers: of the batches."""
+        """Yield batches with their outputs, on ranks that have them. numbers: the batches' own."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Evaluation:
     shares: list[str]
     """The names of metrics that are shares of 1."""
     largest_class_share: float | None
-    """The top-1 of always naming the most frequent class; None without classes."""
+    """The top-1 of always predicting the most frequent class; None without classes."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -53,14 +53,14 @@ class Evaluation:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Take the modules out of training mode, for a `with` block."""
+    """Put the modules into evaluation mode, for a `with` block."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
         if modes[0][1]:
-            model.train()  # a `train` of the user's may undo what it has done for evaluation
+            model.train()  # a user's `train` method may undo what it did for evaluation
         for module, training in modes:
             module.training = training
 
@@ -83,7 +83,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the model on all ranks together; every rank returns the same.
 
-    Batches are the same for any number of ranks, and their results are combined in their order.
+    Batches are the same for any number of ranks, and results are combined in batch order.
 
     Args:
         config: The size of batches, and the arithmetic.

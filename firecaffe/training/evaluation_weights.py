@@ -3,20 +3,19 @@
     average = weights                                       after the first update
     average = average + (1 - decay) (weights - average)     after each later one
 
-Replicas that train by themselves have common weights only after they are averaged. After k steps
-those count as k updates that all gave these weights: 1 - decay^k. The average is a function of the
-weights after each step, so workers change no bit. Buffers are not averaged: the training's
-statistics are means over steps already. Source: Polyak and Juditsky 1992; as in
+Replicas that train independently have common weights only when they are averaged. If that is after
+k steps, these weights count as k updates: with a share of 1 - decay^k. The average is a function of
+the weights after each step, so the number of workers changes no bit. Buffers are not averaged: the
+training's statistics are means over steps already. Source: Polyak and Juditsky 1992; as in
 torch.optim.swa_utils (`get_ema_multi_avg_fn`, buffers kept in sync).
 
-The training's BatchNorm statistics are means over past weights. With late gradients or replicas
-they are further off, and the average of the weights has none of its own. So evaluations may use
-others, estimated with the present weights from the first whole micro-batches of the first epoch,
-augmented as in training: the mean of their means and of their variances, in order. Any worker
-computes a micro-batch the same way, so the number of workers changes no bit. The training's own
-stay, whenever it is evaluated. Source: Izmailov et al. 2018, "Averaging weights leads to wider
-optima and better generalization", section 3.2; as in torch.optim.swa_utils.update_bn (a cumulative
-mean over batches).
+The training's BatchNorm statistics are means over past weights. Late gradients and replicas make
+them less accurate, and averaged weights have no statistics. So evaluations may use statistics that
+are estimated with the present weights from the first whole micro-batches of the first epoch,
+augmented as in training: the mean of their means and of their variances, in order. All workers
+compute a micro-batch alike, so the number of workers changes no bit. Evaluations do not change the
+training's own statistics. Source: Izmailov et al. 2018, "Averaging weights leads to wider optima
+and better generalization", section 3.2; as in torch.optim.swa_utils.update_bn (a cumulative mean).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,7 +61,7 @@ class Ema:
 
     @torch.no_grad()
     def update_after(self, steps: range, names: Iterable[str]) -> None:
-        """Add the named weights after `steps`, of which only the last left common weights."""
+        """Add the named weights after `steps`, of which only the last ended in common weights."""
         average = [self.average[name] for name in names]
         if not average:  # a stage without weights
             return
@@ -76,7 +75,7 @@ class Ema:
         return min(self._decay, (1 + step) / (WARMUP + step)) if self._warmup else self._decay
 
     def exchange(self) -> None:
-        """Exchange the average and the weights; nothing is copied."""
+        """Swap the average and the weights, without a copy."""
         for weight, average in zip(self._weights.values(), self.average.values(), strict=True):
             weight.data, average.data = average.detach(), weight.detach()
 
@@ -93,7 +92,7 @@ BUFFERS = ("running_mean", "running_var")
 
 
 def layers_of(network: nn.Module) -> dict[str, Any]:
-    """Return the trained BatchNorm layers on this rank by name: of a split layer, its parts."""
+    """Return this rank's trained BatchNorm layers, or parts of split ones, by name."""
     return {
         name: module
         for name, module in network.named_modules()
@@ -113,7 +112,7 @@ def check_layers(network: nn.Module, samples: int) -> None:
 
 
 class TrainedNorms:
-    """The BatchNorm statistics of evaluations that use the training's own."""
+    """Leaves the training's own BatchNorm statistics in place for evaluations."""
 
     def pieces(self) -> dict[str, Piece]:
         return {}
@@ -130,7 +129,7 @@ class TrainedNorms:
 
 
 class Norms:
-    """The BatchNorm statistics of evaluations, estimated anew."""
+    """Estimates the BatchNorm statistics of evaluations."""
 
     def __init__(self, holding: Holding, batches: Batches, samples: int) -> None:
         """Use `samples` samples, in whole micro-batches. Raises: RecipeError if there are fewer."""
@@ -148,7 +147,7 @@ class Norms:
         self._step = -1
 
     def pieces(self) -> dict[str, Piece]:
-        """Return the statistics as state. They are no result: they follow from the weights."""
+        """Return the statistics as state; not as results, because they follow from the weights."""
         statistics = Weights(self._statistics.items, is_result=False)
         return {NORMS: self._holding.piece(statistics)}
 

@@ -1,4 +1,4 @@
-"""A run's network as a file for other programs, which is compared before it has its name."""
+"""Exports a run's network to a file for other programs, which is checked before it is renamed."""
 
 import contextlib
 import io
@@ -41,7 +41,7 @@ BATCH = "batch"
 class ExportedFile:
     path: Path
     compared: str
-    """In words: with what the file was compared, and by how much it differed."""
+    """A phrase: what the file was compared with, and by how much it differed."""
 
 
 class Predicting(nn.Module):
@@ -57,7 +57,7 @@ class Predicting(nn.Module):
 
 
 def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) -> ExportedFile:
-    """Write the state_dict, tied tensors under each name. Raises: OSError; NotIdenticalError."""
+    """Write the state_dict, tied tensors by all names. Raises: OSError; NotIdenticalError."""
     weights = {
         name: tensor.detach().cpu().contiguous().clone()
         for name, tensor in network.state_dict().items()
@@ -78,7 +78,7 @@ def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) ->
 
 
 def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> ExportedFile:
-    """Write the network by torch's exporter, and run the file in onnxruntime.
+    """Write the network with torch's exporter, and run the file in onnxruntime.
 
     Raises: RecipeError if a package is missing, or torch cannot export the network;
     NotIdenticalError if onnxruntime computes other outputs.
@@ -113,7 +113,7 @@ def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Export
 
 
 def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> ExportedFile:
-    """Write the network by torch.export, and load it. Raises: RecipeError; NotIdenticalError."""
+    """Write the network with torch.export, and load it. Raises: RecipeError; NotIdenticalError."""
     inputs = _needed(inputs)
     predicting = Predicting(network).eval()
     with written_aside(path) as aside:
@@ -131,7 +131,7 @@ def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> 
     """Write a network imported from Caffe: its weights, and its deploy prototxt of the same name.
 
     Both are read again and run. Raises: RecipeError if it was not imported; NotIdenticalError if
-    the files compute other bits; OSError. After an error, what was there before is there.
+    the files compute other bits; OSError. After an error, the previous files are restored.
     """
     if not isinstance(network, TrainedNet):
         raise RecipeError(
@@ -197,13 +197,13 @@ def _onnx() -> Any:
 def _needed(inputs: Tensor | None) -> Tensor:
     if inputs is None:
         raise RecipeError("an export of the whole network needs inputs of one tensor")
-    return inputs if len(inputs) > 1 else torch.cat([inputs] * 2)  # torch takes 1 for a constant
+    return inputs if len(inputs) > 1 else torch.cat([inputs] * 2)  # torch fixes a batch size of 1
 
 
 def _compare(
     network: nn.Module, other: Callable[[Tensor], Any], inputs: Tensor, path: Path, by: str
 ) -> str:
-    # Also for one sample, so that the batch may have any size.
+    # Also compares one sample, to show that the batch may have another size.
     furthest = 0.0
     for batch in (inputs, inputs[:1]):
         with torch.no_grad():
@@ -248,8 +248,8 @@ def _explained(name: str, what: str = "torch cannot export") -> Iterator[None]:
         yield
     except OSError:
         raise
-    except Exception as error:  # of many types, for the network is a user's
-        cause: BaseException = error  # torch's own is about its steps
+    except Exception as error:  # of many types, because the network may be a user's
+        cause: BaseException = error  # torch's outer error is about its export steps
         while cause.__cause__ is not None:
             cause = cause.__cause__
         lines = [line for line in str(cause).splitlines() if line.strip()]

@@ -1,5 +1,6 @@
-"""Looks at a network before its first step: three forwards, of one micro-batch, another, and the
-first again, and two of a sample in evaluation. They leave parameters and buffers as they were.
+"""Examines a network before its first step, and restores its parameters and buffers.
+
+One sample is evaluated twice. Then three micro-batches run: the first, another, the first again.
 """
 
 from collections.abc import Sequence
@@ -30,9 +31,9 @@ from firecaffe.training.forward import Forward, laid_out, seed_random
 
 
 class FirstLook:
-    """Examines what a network keeps, changes and draws, and what its loss is a mean of.
+    """Examines what a network keeps, changes and draws at random, and what its loss averages over.
 
-    It begins before the network's first forward, which may make changes that later ones do not.
+    Make it before the network's first forward, which may make changes that later ones do not.
     """
 
     def __init__(self, forward: Forward, keeps_frozen: bool = True) -> None:
@@ -45,7 +46,7 @@ class FirstLook:
         }
 
     def of_parts(self, world: Group) -> None:
-        """Check the first forwards on all ranks, if they have parts. Raises: RecipeError on all."""
+        """Check the first forwards of a network in parts. Raises: RecipeError on all ranks."""
         try:
             self._check_frozen(self._watch.changed_parameters())
             self._watch.check_buffers()
@@ -55,11 +56,10 @@ class FirstLook:
         raise_first(world, line)
 
     def around(self, batches: Batches, word: str = "loss") -> Inventory:
-        """Examine the network around micro-batches. word: what errors call the loss.
+        """Examine a whole network before and after micro-batches. word: the loss, in errors.
 
-        Frozen parameters that forward changes are treated as buffers from now on. Raises:
-        RecipeError, on all ranks, if other numbers of workers could get other bits; what the
-        network raises.
+        Frozen parameters that forward changes are buffers from now on. Raises: RecipeError, on all
+        ranks, if other numbers of workers could get other bits; what the network raises.
         """
         self._watch.changed_parameters()
         self._watch.check_buffers()
@@ -86,7 +86,7 @@ class FirstLook:
         return Inventory(kinds, changes, carried, repeats, loss, evaluated, asked, leaves_out)
 
     def _in_evaluation(self, batch: Batch) -> InEvaluation:
-        # Twice with one sample: ranks evaluate unequally many batches.
+        # Evaluates a sample twice, because ranks evaluate different numbers of batches.
         forward, watch, digests = self.forward, ForwardWatch(self.forward.model), list[str]()
         inputs, _ = map_batch(lambda tensor: tensor[:1], batch)
         begun, attributes = self._attributes(), list[Digests]()

@@ -2,9 +2,9 @@
 
 It fixes what decides the bits of a micro-batch on a rank: threads, kernels, random numbers.
 
-torch.compile makes code for each size of a micro-batch, never for all sizes: a worker that has met
-a short micro-batch would continue with other code than the others, and get other bits. Evaluations
-run without it. The wrapper is not the network, so the names of parameters stay as they are.
+torch.compile makes code for each micro-batch size, never for dynamic sizes: a worker that has had a
+short micro-batch would continue with other code than the others, and get other bits. Evaluations
+run uncompiled. The network itself is not replaced, so the names of parameters do not change.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from firecaffe.training.updates.spread import UpdatingScaler
 def compiled(model: nn.Module) -> Callable[..., Any]:
     """Return the forward pass, compiled for each size. Raises: RecipeError without a compiler."""
     check_compiler(next(model.parameters()).device.type)
-    # With too many sizes torch would continue without compiled code, and report nothing.
+    # With too many sizes, torch would silently continue without compiled code.
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     made: Callable[..., Any] = torch.compile(model, dynamic=False)
     return made
@@ -65,10 +65,9 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """Fix threads and kernels of this process in the block, and restore them afterwards.
 
-    The generators that the block seeds are restored, too: torch's, python's and numpy's global one.
-    On a GPU with `deterministic`,
-    kernels are not benchmarked (each worker may choose others), TF32 is off, and torch raises an
-    error for an operation without a deterministic kernel.
+    Also restores the generators that the block seeds: torch's, python's and numpy's global. On a
+    GPU with `deterministic`, kernels are not benchmarked (each worker may choose others), TF32 is
+    off, and torch raises an error for an operation without a deterministic kernel.
 
     Source: PyTorch's notes on reproducibility; cuBLAS, "Results reproducibility".
     """
@@ -87,7 +86,7 @@ def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _usual_modes(device: torch.device) -> Iterator[None]:
-    """Compute as in a process of its own: with gradients and oneDNN, in float32, no autocast."""
+    """Set torch's modes as in a new process: gradients and oneDNN on, float32, no autocast."""
     with ExitStack() as before:
         if torch.get_default_device().type != "cpu":  # for new tensors
             before.enter_context(torch.device("cpu"))
@@ -105,8 +104,8 @@ def _usual_modes(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _outside_autocast(device_type: str) -> Iterator[None]:
-    # Not by autocast(enabled=False): torch drops cast weights when the outermost block ends, so
-    # those of a step would serve all later ones.
+    # autocast(enabled=False) would not do: torch drops its cache of cast weights when the outermost
+    # block ends, so later steps would use the cast weights of an earlier one.
     was_enabled = torch.is_autocast_enabled(device_type)
     depth = torch.autocast_increment_nesting() - 1
     while torch.autocast_decrement_nesting():
@@ -123,7 +122,7 @@ def _outside_autocast(device_type: str) -> Iterator[None]:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    # Filling fresh memory guards against reading it unwritten; it costs time and no bits.
+    # Turns off filling new memory, too: it only guards against reading it unwritten, and is slow.
     wanted = (
         (torch.utils.deterministic, "fill_uninitialized_memory"),
         (torch.backends.cudnn, "benchmark"),
@@ -146,7 +145,7 @@ def _deterministic() -> Iterator[None]:
 def _keep(holder: Any, name: str, before: ExitStack) -> None:
     try:
         before.callback(setattr, holder, name, getattr(holder, name))
-    except RuntimeError:  # TF32 that was set by its newer name, which the older one cannot read
+    except RuntimeError:  # TF32 was set by its newer name, and cannot be read by the older one
         for part in (holder.conv, holder.rnn) if holder is torch.backends.cudnn else (holder,):
             before.callback(setattr, part, "fp32_precision", part.fp32_precision)
 
@@ -154,7 +153,7 @@ def _keep(holder: Any, name: str, before: ExitStack) -> None:
 def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> float:
     """Return a micro-batch's time with deterministic kernels over its time without, on this GPU.
 
-    These are medians of `repeats` alternating runs, after one of each that is not counted.
+    Both are medians of `repeats` alternating runs, after a warm-up of each.
     """
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for repeat in range(repeats + 1):
@@ -175,8 +174,8 @@ def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> 
 def seed_random(seed: int, *what: str | int) -> None:
     """Seed torch's generators, python's `random` and numpy's global one for one purpose.
 
-    A purpose is, for example, (seed, "dropout", step, micro-batch). It replaces a generator's
-    state, so nothing has to be saved, and random numbers do not depend on the rank.
+    A purpose is, for example, (seed, "dropout", step, micro-batch). Seeds replace the generators'
+    states, so nothing has to be saved, and random numbers do not depend on the rank.
     """
     key = key_of(seed, *what)
     seed_generators(key)
@@ -214,14 +213,14 @@ class Forward:
         self.device = device or next(model.parameters()).device
         self.buffers = BufferChanges(model, outline=outline)
         self.scaler = UpdatingScaler(self.device.type, enabled=config.autocast == "float16")
-        # Whole numbers have the same sum in any order, so the task's counts bypass the tree.
+        # Integers have the same sum in any order, so the task's counts bypass the tree.
         self.counts = self.no_counts()
-        # the context of a forward
+        # the context in which the network runs
         self.arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
         if config.autocast in AUTOCAST:
             dtype = AUTOCAST[config.autocast]
-            # A cached cast sums the gradients of a layer's calls in the shorter type. Torch caches
-            # none of a layer whose ranks have samples of their own, so none may be cached.
+            # With a cached cast, the gradients of a layer's calls are summed in the shorter type.
+            # Torch caches none in split layers of own samples, so no split network caches any.
             keeps = not is_split
             self.arithmetic = partial(torch.autocast, self.device.type, dtype, cache_enabled=keeps)
         self._first_leaf = 0
@@ -230,7 +229,7 @@ class Forward:
     def begin_step(self, first_leaf: int = 0) -> None:
         """Begin a step, whose micro-batches, from `first_leaf`, all start from the same buffers.
 
-        Raises: RecipeError if forward has asked for the gradient of a parameter since it was built.
+        Raises: RecipeError if forward has set requires_grad of a parameter that is not trained.
         """
         for name, parameter in self._untrained:
             if parameter.requires_grad:
@@ -267,7 +266,7 @@ class Forward:
     def weighted(self, loss: Tensor, samples: int) -> Tensor:
         """Return the loss weighted by its samples: a short micro-batch weighs less."""
         weight = self._weight(samples)
-        # A full one is not multiplied, which keeps it cheap.
+        # A full micro-batch is not multiplied, which saves time.
         return loss if weight == 1 else loss * weight
 
     @torch.no_grad()
@@ -276,7 +275,7 @@ class Forward:
             self.counts = self.counts + self.task.counts.count(outputs, mixed.counted)
 
     def tail(self, loss: Tensor | None, leaf: int, samples: int) -> list[Tensor]:
-        """Return what is summed with the last gradients. loss: None if another rank knows it."""
+        """Return what is summed with the last gradients. loss: None if another rank has it."""
         value = torch.zeros(1, device=self.device)
         if loss is not None:
             # A copy: it may be a view of what backward needs, and the tail is changed in place.
@@ -284,9 +283,9 @@ class Forward:
         return [value, *self.buffers.take(leaf - self._first_leaf, self._weight(samples))]
 
     def changed_since(self, tail: Sequence[Tensor], first: Batch) -> list[str]:
-        """Return the buffers that have changed since a step's first micro-batch had this tail.
+        """Return the buffers that changed after a step's first micro-batch returned this tail.
 
-        Those of normalizations, which a checkpointed part computes again, are left out.
+        Buffers of normalizations are left out: activation checkpointing updates them again.
         """
         now = self.buffers.take(0, self._weight(num_samples(*first)))
         known = {
@@ -305,7 +304,7 @@ class Forward:
         self.buffers = BufferChanges(self.model, parameters, self._outline)
 
     def go_along(self, inputs: Any, targets: Any, step: int, leaf: int) -> None:
-        """Compute a micro-batch for ranks that wait at the same layers, and discard all results."""
+        """Compute a stand-in micro-batch for ranks waiting at split layers; discard the results."""
         loss, _, _ = self._loss(inputs, targets, step, leaf)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         torch.autograd.grad(loss, trained, allow_unused=True)
@@ -330,12 +329,12 @@ class Forward:
 
 def lay_out(model: nn.Module, config: TrainConfig) -> None:
     if config.channels_last:
-        # torch's annotations do not have it.
+        # torch's annotations lack this call.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def laid_out(inputs: Any, config: TrainConfig) -> Any:
-    """Return the inputs in the weights' layout: those of floats and four dimensions, as images."""
+    """Return the inputs in the weights' memory format if they are 4-D floats, such as images."""
     return tree_map(_channels_last, inputs) if config.channels_last else inputs
 
 

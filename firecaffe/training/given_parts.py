@@ -1,6 +1,6 @@
 """A training's data, network and task: those that the recipe names, or those that a user gives.
 
-What no recipe states about them is in the run's about.json.
+Facts about them that no recipe states are in the run's about.json.
 """
 
 import inspect
@@ -130,7 +130,7 @@ def check_takes_nothing(model: Callable[..., Any]) -> None:
 
 
 def _factory(model: nn.Module) -> str:
-    """Return what to write instead of a network that is made already."""
+    """Return the argument to write instead of a network that is already made."""
     kind = type(model)
     try:
         inspect.signature(kind).bind()
@@ -158,7 +158,7 @@ def open_parts(recipe: Recipe, parts: Parts) -> Data:
 
 
 def counts_of(dataset: Dataset) -> tuple[int | None, int | None]:
-    """Return the data's numbers of classes and channels, each None if they do not say it."""
+    """Return the data's numbers of classes and channels, each None if the data lack it."""
     if is_images(dataset):
         return dataset.num_classes, dataset.sample_CHW[0]
     inputs = layout_of(dataset).inputs
@@ -224,7 +224,7 @@ def task_for(recipe: Recipe, loss: Loss | None, task: Task | None, dataset: Data
     if task is not None:
         return task
     if loss is not None and recipe.task == TaskConfig() and not _has_classes(dataset):
-        return Task(over_samples(loss))  # no accuracy of what are no classes
+        return Task(over_samples(loss))  # without classes there is no accuracy
     named_task = task_of(recipe.task, getattr(dataset, "num_classes", None))
     return named_task if loss is None else replace(named_task, loss=over_samples(loss))
 
@@ -297,6 +297,6 @@ def write_about(folder: Path, about: About) -> None:
 
 
 def read_about(folder: Path) -> About | None:
-    """Read the file; None if the run is older than it. Raises: RunError if it is damaged."""
+    """Read about.json; None if the run is too old to have it. Raises: RunError if damaged."""
     path = folder / ABOUT
     return read_file(path, About, RunError) if path.exists() else None

@@ -1,6 +1,6 @@
 """The learner of this rank: network, task and optimizer, their state, and their probe.
 
-It is built first, and then connected: its reducers are made, and what runs its steps.
+It is built first. Connecting it then makes its reducers, and the object that runs its steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -99,7 +99,7 @@ class Findings:
     cost_of_determinism: float | None
     """A micro-batch's time with deterministic kernels over that without; None if not measured."""
     dropped: Sequence[str] = ()
-    """The buffers that backward changes, which is dropped."""
+    """The buffers that backward changes. These changes are dropped."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def build_learner(
 ) -> Learner:
     """Build this rank's learner; every rank calls it. unlike: unrepeatable parts of the data.
 
-    served_learners: a server's at the beginning. Raises: RecipeError, AgreementError,
+    served_learners: how many learners a server begins with. Raises: RecipeError, AgreementError,
     CheckpointError.
     """
     recipe, world = run.recipe, mesh.world
@@ -176,7 +176,7 @@ def build_learner(
     _check_trained(recipe, holding.everywhere)
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(holding.take_first_weights())]
     doubts += doubts_of_world("the network's constructor", asked)
-    # Before weights are read, so that the probe's digest compares with the first run's.
+    # Before weights are loaded, so that the probe's digest can be compared with the first run's.
     look = FirstLook(holding.forward, run.keeps_frozen)  # watches the forwards that follow, too
     check_outputs(holding.forward, batches, recipe, parts.has_own_task, holding.try_outputs)
     inventory = holding.look_around(look, batches)
@@ -281,7 +281,7 @@ def connect(
 ) -> tuple[Run, list[GradientReducer], AutoChoice | None]:
     """Make one reducer for each of `summed`. All ranks call it. Raises: PeerLostError.
 
-    Returns also the run as these ranks can do it, and `auto`'s choice if the recipe asks for it.
+    Also returns the run with the exchange that is used, and `auto`'s choice if the recipe has that.
     """
     config = run.recipe.exchange
     local: LocalRanks | None = None
@@ -290,7 +290,7 @@ def connect(
     if local is None:
         run = run.without_shared_memory()
     else:
-        resources.callback(local.close)  # also if there is no exchange yet that closes it
+        resources.callback(local.close)  # in case no exchange is made that closes it
     named, order_of = learner.holding.named, learner.probe.order_of
     orders = [order_of(named, part.named) for part in summed]
     choice = None
@@ -343,8 +343,8 @@ def make_steps(
 ) -> Steps:
     """Build the steps; every rank calls it. first_step: the step to resume from.
 
-    reducers: for what the mode wants summed. is_repeatable: of the training data; if they prove not
-    to be, the learner gets doubts. source: a log of a server's events, in place of its clock.
+    reducers: those of `mode.summed()`. is_repeatable: whether training data repeat; if they turn
+    out not to, the learner gets doubts. source: a log of a server's events, in place of its clock.
     """
     holding, mode = learner.holding, learner.mode
     first = mode.first_run(run, first_step)

@@ -144,12 +144,12 @@ def load_run(
     network = _made(model, recipe, about)
     evaluated = fill(network, checkpoint)
     notes = [f"{reason}; an older checkpoint is taken" for reason in damaged]
-    # Only now: an `eval` of the user's may compute something from the weights.
+    # After loading, because a user's `eval` may compute something from the weights.
     return Trained(network.eval(), recipe, about, checkpoint.step, evaluated, notes)
 
 
 def is_start(where: Path, recipe: Recipe) -> bool:
-    """Whether a folder is an import's: its recipe has first weights, and no run has begun there."""
+    """Whether an import made a folder: its recipe has first weights, and no run began there."""
     # A run writes its environment as it begins.
     begun = any((where / name).exists() for name in ("checkpoints", SUMS, ENVIRONMENT))
     return bool(recipe.model.weights) and not begun
@@ -231,7 +231,7 @@ def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
 def _from_coded(
     file: Path, model: Given | None, best: bool, recipe: Recipe | None, trust_code: bool
 ) -> Trained:
-    # Tensors that the file states must be the network's before memory is allocated for them.
+    # The file's outline is compared with the network's before memory is allocated for tensors.
     if best:
         raise RecipeError(f"{file}: is a file; best is asked of a run's folder")
     named = USED_LATER if model is None else ("model.name", *USED_LATER)
@@ -266,7 +266,7 @@ class FirstFile:
     """Why newer checkpoints of the run that `model.weights` names were not used."""
 
     def read_into(self, state: State, outline: Outline) -> FirstWeights | None:
-        """Load weights that fit into a state. outline: the whole network's. Raises: RecipeError."""
+        """Load the weights that fit `state`. outline: the whole network's. Raises: RecipeError."""
         if not self.path:
             return None
         first_weights, fitting = read_weights(outline, self.path, self.sha256)
@@ -310,7 +310,7 @@ def find_weights(where: str) -> tuple[str, list[str]]:
 
 
 def check_named(where: Path, recipe: Recipe, needed: Collection[str]) -> None:
-    """Raise RecipeError with all `needed` sections that were given in Python and are not named."""
+    """Raise RecipeError if parts of `needed` sections were given in Python and are not named."""
     run = run_of(where)
     about = None if run is None else read_about(run)
     unnamed = {}

@@ -31,7 +31,7 @@ from firecaffe.training.state import WEIGHTS, State, weights_digest
 
 @dataclass(frozen=True)
 class EvaluationGroups:
-    """The ranks that do something of a training together."""
+    """The groups of ranks that evaluate together."""
 
     world: World
     evaluators: Group
@@ -39,7 +39,7 @@ class EvaluationGroups:
     estimators: Group
     """The ranks that share out the micro-batches for its BatchNorm statistics."""
     tellers: Group
-    """The ranks that then exchange their results."""
+    """The ranks that exchange the results of an evaluation."""
 
 
 def groups_of(mesh: Mesh, holding: Holding) -> EvaluationGroups:
@@ -56,7 +56,7 @@ class Training:
     saver: Saver
     folder: Path
     first_step: int
-    """The number of steps that were done before."""
+    """The number of steps that are already done."""
 
     @property
     def world(self) -> World:
@@ -74,8 +74,8 @@ class Training:
 def train(t: Training, records: Records) -> Result:
     """Train to the run's last step; all ranks return the same result.
 
-    Raises: PreemptedError if the run was asked to stop, LauncherLostError if its launcher is gone;
-    its checkpoint is saved then. NotFiniteError or DivergedError on all ranks.
+    Raises: PreemptedError if the run was asked to stop, LauncherLostError if its launcher is gone,
+    both after a checkpoint is saved; NotFiniteError or DivergedError on all ranks.
     """
     with StopRequest() as stop:
         loop = _Loop(t, records, stop)
@@ -111,7 +111,7 @@ class _Loop:
         return self._last >= t.run.steps or t.best.is_enough(t.run.recipe.train.stop_after)
 
     def begin(self) -> None:
-        """Do a due evaluation, if the run was asked to stop before it."""
+        """Do the evaluation that was due when the run was asked to stop, if any."""
         t, last = self.t, self._last
         is_due = _is_due(t.run, t.run.recipe.train.eval_every, last)
         if last < t.run.steps and t.best.evaluated < last and is_due:
@@ -143,13 +143,13 @@ class _Loop:
         if done < run.steps and not votes.stop and _is_due(run, recipe.train.eval_every, done):
             begun = time.perf_counter()
             self._validation = _validate(t, done, self._records)
-            start += time.perf_counter() - begun  # evaluation is no part of the step
+            start += time.perf_counter() - begun  # an evaluation is not part of the step
         is_due = _is_due(run, recipe.checkpoint.every, done) or _is_new_best(t, done)
         if not self.is_over and (is_due or votes.save or votes.stop):
-            self._read(0)  # what these steps vote for is done now
+            self._read(0)  # these steps' votes are satisfied now
             self._save(done, is_now=votes.stop or _is_new_best(t, done))
         if done < run.steps and t.steps.shares.is_due(done):
-            self._read(0)  # the steps that ran with these shares
+            self._read(0)  # reads all steps that ran with these shares
             if said := t.steps.shares.decide(done):
                 self._records.say(said)
         self._sums.add_time(done, time.perf_counter() - start)
@@ -166,7 +166,7 @@ class _Loop:
         return Votes(stop=is_asked, save=(bool(is_due) or is_ready) and self.t.world.is_first)
 
     def _save(self, done: int, is_now: bool) -> None:
-        """Save, or put it off if the disk is busy with the last one. is_now: never put it off."""
+        """Save, or put it off while the last checkpoint is written. is_now: never put it off."""
         saver, world = self.t.saver, self.t.world
         if is_now:
             saver.wait(world)
@@ -260,7 +260,7 @@ class _Loop:
 
 
 def _is_due(run: Run, every: int, done: int) -> bool:
-    # What is due within a round is done when the state is whole again.
+    # What falls due during a round of replicas is done at its end, when the state is whole again.
     return bool(every) and done // every > run.rounds.last_whole(done) // every
 
 
@@ -290,7 +290,7 @@ def _save(t: Training, done: int) -> None:
 
 
 def _is_saved(t: Training, done: int) -> bool:
-    # Not if another run was resumed at its end. Others than rank 0 may not see the folder.
+    # False if another run was resumed at its end. Only rank 0 is sure to see the folder.
     return bool(text_of_first(t.world, "yes" if Path(_path(t, done)).is_dir() else ""))
 
 

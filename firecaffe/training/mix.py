@@ -1,7 +1,7 @@
 """Mixes or partly erases training samples, on the device, micro-batch by micro-batch.
 
-Draws are a function of (seed, step, micro-batch, place), and a sample's partner is the one before
-it in its micro-batch, so workers change nothing.
+Draws are a function of (seed, step, micro-batch, place), and a sample's partner is its predecessor
+in the micro-batch, so the number of workers changes nothing.
 
     mixup    x = share x + (1 - share) partner                   share from Beta(alpha, alpha)
     cutmix   a box of 1 - share of the image is the partner's
@@ -27,10 +27,10 @@ from firecaffe.data.hash import Stream, hash64
 from firecaffe.errors import RecipeError
 from firecaffe.tasks import Loss
 
-# An erased box's area, of the image's, and its rows over its columns.
+# Ranges of an erased box: its share of the image's area, and its rows divided by its columns.
 ERASED_SHARE, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)
 
-# boxes that are drawn, if none fits, before the image stays whole
+# the most boxes that are drawn; if none of them fits, nothing is erased
 TRIES = 10
 
 
@@ -100,7 +100,7 @@ def mixing_of(config: DataConfig, seed: int) -> Mixing:
 
 
 def _cut_and_mixed(whole: Mixed, share: float, across: float, down: float) -> Mixed:
-    # The box lies around a drawn point, and is cut at the image's edges.
+    # The box is centered on a drawn point, and clipped to the image.
     height, width = whole.inputs.shape[2:]
     half = sqrt(1 - share) / 2
     ends = []
@@ -130,7 +130,7 @@ def _erased_box(draws: Iterator[float], height: int, width: int) -> tuple[int, i
 
 def _beta(alpha: float, draw: float) -> float:
     # Draws from Beta(alpha, alpha) by its inverse distribution function.
-    # Imported here, because it slows down every command that mixes nothing.
+    # Imported here, because the import would slow down all commands that mix nothing.
     from scipy.special import betaincinv
 
     return float(betaincinv(alpha, alpha, draw))

@@ -1,12 +1,12 @@
 """The outcome of a step, its times and its noise.
 
 An outcome is queued with its step, and read when the device has reached it. Times are marks in the
-device's queue, read when they are over.
+device's queue, read when the device has passed them.
 
-The gradient noise scale follows from norms of gradients on some steps. These come with the sums of
-a step, by the same tree. So every rank has them, and the number of workers changes no bit. A norm
-reads each gradient once: on one step in EVERY or fewer, this is at most 1 % of the time of a
-training, even if it took a fifth of a step.
+The gradient noise scale is computed from norms of gradients on some steps. The norms are summed
+with a step's gradients, in the same tree. So every rank has them, and the number of workers changes
+no bit. A norm reads each gradient once. On at most one step in EVERY, this takes at most 1 % of the
+time of a training, even if it took a fifth of a step.
 """
 
 import math
@@ -34,7 +34,7 @@ Span = tuple[Mark, Mark]
 
 @dataclass(frozen=True)
 class Timings:
-    """The seconds of one step, counted from 1, on one rank, by what they went to."""
+    """The seconds of step `step`, counted from 1, on one rank, by what took them."""
 
     step: int
     data_s: float
@@ -54,15 +54,15 @@ class Timings:
     activations_s: float | None = None
     """The part of exposed_communication_s that exchanges between layers of a split network took.
 
-    By `rows` it includes the sums of weights' gradients. The rest went to other gradients.
+    With layers split by `rows`, it includes sums of weight gradients. The rest is other gradients.
     """
     processor_s: float | None = None
-    """On a CPU: how much of compute_s this rank's thread had a processor."""
+    """On a CPU: the part of compute_s in which this rank's thread ran on a processor."""
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds that went to others while a rank computes, counted on the host from the beginning."""
+    """Seconds of exchanges and waits during a rank's computation, totals since the start."""
 
     layers_s: float | None = None
     """Exchanges between layers, forward and backward; None if no layer is split."""
@@ -90,14 +90,14 @@ def _difference(now: float | None, earlier: float | None) -> float | None:
 
 class StepMarks:
     def __init__(self, queue: Queue, micro_batches: int, spent: Callable[[], Spent]) -> None:
-        """Begin a step. micro_batches: this rank's number. spent: returns what was until now."""
+        """Begin a step. micro_batches: this rank's number. spent: returns the totals so far."""
         self._queue, self._micro_batches, self._spent_by_now = queue, micro_batches, spent
         self._before, self._start = spent(), queue.mark()
         self._waits: list[Span] = []
         self._processor_start_s, self._fetching_s = time.thread_time(), 0.0
 
     def timed(self, fetch: FetchBatch) -> FetchBatch:
-        # A device that works behind the host does not wait for data while it has work.
+        # A device that runs behind the host does not wait for data while it has work queued.
         def fetch_timed(leaf: int) -> Batch:
             asked, before_s = self._queue.mark(), time.thread_time()
             batch = fetch(leaf)
@@ -108,7 +108,7 @@ class StepMarks:
         return fetch_timed
 
     def sums_are_there(self, totals: Totals) -> None:
-        """Set the sums of the step. Since its last backward the thread has slept."""
+        """Set the sums of the step. The thread has slept, and used no CPU, since its backward."""
         self._totals = totals
         self._processor_s = time.thread_time() - self._processor_start_s - self._fetching_s
 
@@ -154,7 +154,7 @@ VOTES = 2
 
 @dataclass(frozen=True)
 class Votes:
-    """A rank's wishes after a step. They are summed with the gradients; one vote is enough."""
+    """A rank's requests after a step, summed with the gradients; one vote is enough."""
 
     stop: bool = False
     save: bool = False
@@ -187,7 +187,7 @@ class Times(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A queued step, and the host memory that will have its numbers."""
+    """A queued step, and the host memory that will receive its numbers."""
 
     step: int
     samples: int
@@ -244,10 +244,10 @@ class Outcome:
 
 
 EVERY = 20
-"""The steps from one measured step to the next, at least."""
+"""The fewest steps from one measured step to the next."""
 
 MOST_STEPS = 256
-"""The measured steps of a training, at most."""
+"""The most measured steps of a training."""
 
 MOST_SQUARE = 1e30
 """The largest squared norm that a checkpoint may have."""
@@ -258,12 +258,12 @@ class _NoiseRow(TypedDict):
 
 
 class NoiseMeter:
-    """The state is JSON, equal on all ranks; checkpoints have it."""
+    """Measures the gradient noise scale. Checkpoints have its state: JSON, equal on all ranks."""
 
     def __init__(self, order: SampleOrder, steps: int, has_norms: bool) -> None:
-        """Measure in a training of `steps`, if `has_norms`, the norms of micro-batches and batches.
+        """Measure a training of `steps` steps. has_norms: false if ranks lack the norms.
 
-        There are none of a batch that is a single micro-batch.
+        Nothing is measured if a batch is a single micro-batch, whose norm is the batch's.
         """
         self._order = order
         self._every = max(EVERY, -(-steps // MOST_STEPS))

@@ -1,7 +1,7 @@
 """Pieces of a training's state (see `training.state`), and a digest of the losses of all steps.
 
-For rules that look at all of a layer, `Wholes` combines tensors of the weights' shapes, by this
-rank's names, under the whole weights' names, and divides them again.
+For rules that need whole layers, `Wholes` makes whole tensors of the parts that ranks hold, which
+have this rank's names, under the names of the whole weights. It also divides them again.
 """
 
 import hashlib
@@ -29,21 +29,21 @@ class Piece(Protocol):
 
     @property
     def is_result(self) -> bool:
-        """Whether they are results: digested, and not saved with an infinity or a NaN."""
+        """Whether these are results: digested, and never saved with an infinity or a NaN."""
 
     def parts(self) -> dict[str, HeldPart]:
         """Return this rank's live tensors in digest order; see `HeldPart.order` for exceptions."""
 
     def load(self, stored: Stored) -> None:
-        """Load what this rank holds, and read no more: one tensor at a time.
+        """Load this rank's tensors or rows, one tensor at a time, and read nothing else.
 
         If all ranks hold the piece, they load in the same order. Raises: CheckpointError if names,
-        shapes or types are those of something else.
+        shapes or types differ.
         """
 
 
 class Numbers(Protocol):
-    """State that is no tensor: JSON, the same on all ranks."""
+    """State that is not tensors: JSON, the same on all ranks."""
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> Any: ...
@@ -81,7 +81,7 @@ class Weights:
 
 @torch.no_grad()
 def load_parts(parts: dict[str, HeldPart], stored: Stored) -> None:
-    """Load each part's rows, and read no others. Raises: UnfitCheckpointError."""
+    """Load each part's rows, and read no other rows. Raises: UnfitCheckpointError."""
     strangers = stored.keys() - parts.keys()
     if strangers:
         name = next(name for name in stored if name in strangers)
@@ -117,25 +117,25 @@ class Losses:
 
 
 def extend_history(history: str, loss: float) -> str:
-    """Return the SHA-256 of the digest before and the loss's exact value."""
+    """Return the SHA-256 of the previous digest and the loss's exact value."""
     exact = loss.hex() if math.isfinite(loss) else repr(loss)
     return hashlib.sha256(f"{history} {exact}".encode()).hexdigest()
 
 
 class Wholes(Protocol):
-    """Makes whole tensors of the parts that ranks hold."""
+    """Makes whole tensors from the parts that ranks hold, and copies them back."""
 
     def name(self, own: str) -> str:
         """Return the whole weight's name for this rank's name of it."""
 
     def of_own(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of which this rank has a part. All ranks call it."""
+        """Return the whole tensors of which this rank has a part. All ranks call it."""
 
     def of_all(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all ranks' tensors, in the network's order. All ranks call it."""
+        """Return all ranks' whole tensors, in the network's order. All ranks call it."""
 
     def one_by_one(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield all ranks' tensors on the host, one at a time. All ranks iterate to the end."""
+        """Yield all whole tensors on the host, one at a time. All ranks iterate to the end."""
 
     def put(self, wholes: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> None:
         """Copy this rank's parts from whole tensors, which are of the same type."""
@@ -166,7 +166,7 @@ class OfRanks:
 
     world: Group
     sharers: Group | None
-    """The ranks among which tensors are cut; None if each is whole where it is."""
+    """The ranks among which tensors are cut; None if each tensor is whole on one rank."""
     in_parts: Callable[[Piece], Piece]
     """Renames a piece's tensors from this rank's names to those of whole ones."""
     name: Callable[[str], str]
@@ -174,7 +174,7 @@ class OfRanks:
     def of_own(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         held = self._piece(parts).parts()
         wholes = dict[str, Tensor]()
-        if self.sharers is not None:  # also a rank without a part calls it
+        if self.sharers is not None:  # even a rank without a part calls it
             cut = {name: part for name, part in held.items() if part.rows is not None}
             wholes = dict(give_all(self.sharers, cut))
         return {

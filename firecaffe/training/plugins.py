@@ -3,7 +3,7 @@
     FIRECAFFE_PLUGINS=package.module,… firecaffe train RECIPE.toml
 
 names modules that Python can import, also from the current folder. Each has a function `plugin()`
-that returns a `Plugin`. The launcher calls it before any rank is started, and each rank by itself.
+that returns a `Plugin`. The launcher calls it before any rank is started, and so does each rank.
 `firecaffe.train(…, plugins=[…])` takes the objects themselves.
 """
 
@@ -37,7 +37,7 @@ class Plugin:
 
 
 def load_plugins() -> tuple[Plugin, ...]:
-    """Load the plug-ins of the environment, in its order. Raises: RecipeError if one is none."""
+    """Load the plug-ins that FIRECAFFE_PLUGINS names. Raises: RecipeError if one is invalid."""
     names = os.environ.get(VARIABLE, "").split(",")
     return tuple(_load(name.strip()) for name in names if name.strip())
 

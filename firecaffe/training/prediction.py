@@ -38,7 +38,7 @@ from firecaffe.training.given_parts import About
 from firecaffe.user_code import failed, is_caffe
 
 GRAY = (19595, 38470, 7471)
-"""Weights of red, green and blue in gray, of 65536. Source: ITU-R BT.601, as Pillow rounds it."""
+"""Weights of red, green and blue in 65536 of gray. Source: ITU-R BT.601, as Pillow rounds it."""
 
 ARRAY = ".npy"
 
@@ -47,7 +47,7 @@ Read = Callable[[Path], list[tuple[str, Tensor]]]
 
 
 def list_files(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """List files, with the images and arrays in folders; and lines on others. Raises: DataError."""
+    """Return files, with images and arrays in folders; and lines on others. Raises: DataError."""
     files: list[Path] = []
     unread: dict[str, Counter[str]] = {}
     for word in words:
@@ -86,7 +86,7 @@ def _is_array(path: Path) -> bool:
 
 
 def reader_of(paths: Sequence[Path], about: About, config: DataConfig) -> Read:
-    """Return a reader of such files. Raises: RecipeError if inputs are not made from such files."""
+    """Return a reader of such files. Raises: RecipeError if they cannot be the run's inputs."""
     if not about.input_shape and any(map(_is_array, paths)):
         raise RecipeError(
             "the run's inputs are several tensors, which no one array has; leave IMAGES out and "
@@ -156,7 +156,7 @@ def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, 
     """
     try:
         array = np.load(io.BytesIO(read_image_file(path)), allow_pickle=False)
-    except (ValueError, EOFError, OSError, MemoryError) as error:  # as a shape beyond the file
+    except (ValueError, EOFError, OSError, MemoryError) as error:  # as a shape larger than the file
         said = " ".join(str(error).split())
         raise DataError(f"{path}: is no array that is read ({said:.80})") from error
     expected = "uint8" if about.sample_CHW else about.input_dtype
@@ -234,7 +234,7 @@ class Prediction:
 
 
 Named = tuple[list[str], Any]
-"""The samples of a batch by name, and the network's inputs."""
+"""The names of a batch's samples, and the network's inputs."""
 
 
 def of_files(
@@ -300,7 +300,7 @@ def outputs_of(model: nn.Module, inputs: Any, config: TrainConfig, device: torch
 
 
 def meaning(task: str) -> str:
-    """Return our task with such outputs, or a name that is not in READERS. Raises: RecipeError."""
+    """Return the task of `READERS` with the same outputs, or another name. Raises: RecipeError."""
     if not is_caffe(task):
         return task
     from firecaffe.tasks.caffe import meaning_of  # imported here, because only Caffe nets need it
@@ -350,7 +350,7 @@ def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:
     return task_of(recipe.task, classes)
 
 
-# classes that a line names
+# the most classes that a message names
 MOST_NAMED = 5
 
 

@@ -25,12 +25,12 @@ WARM_UP = 4
 """The first steps, which are left out: memory is allocated, and kernels are chosen."""
 
 Use = Callable[[Sequence[dict[str, Any]]], str]
-"""Takes rows of timings, and returns a line to say, or nothing."""
+"""Takes rows of timings, and returns a line to print, or an empty one."""
 
 
 class FirstSteps:
     def __init__(self, steps: int, use: Use | None) -> None:
-        # steps: those that follow. What is known after the last one is of no use.
+        # steps: how many follow. A forecast after the last of them would be of no use.
         self._use = use if steps > FIRST else None
         self._rows: list[dict[str, Any]] = []
 
@@ -39,7 +39,7 @@ class FirstSteps:
             self._rows.append(asdict(timings))
 
     def hand_over(self) -> str:
-        """Hand the timings over if all are there, and return the line about them."""
+        """Pass the timings on once all are there, and return the line about them."""
         if self._use is None or len(self._rows) < FIRST:
             return ""
         use, self._use = self._use, None
@@ -51,7 +51,7 @@ LINES = 10
 
 
 def say(line: str) -> None:
-    """Print a plain line, after the live one has ended."""
+    """Print a plain line, once there is no live progress line."""
     Console(file=kept_stdout(), soft_wrap=True).print(line, markup=False, highlight=False)
 
 
@@ -65,13 +65,13 @@ class RunProgress:
 
     def __init__(self, title: str, first_step: int, steps: int, shown: bool) -> None:
         out = kept_stdout()
-        # FORCE_COLOR, which notebooks set for their children, makes no terminal of a pipe.
+        # Notebooks set FORCE_COLOR for their children, but that does not make a pipe a terminal.
         self._console = Console(
             file=out, quiet=not shown, soft_wrap=True, force_terminal=out.isatty()
         )
         self._title, self._first_step, self._steps = title, first_step, steps
         self._stride = max(1, (steps - first_step) // LINES)
-        # Of the steps themselves: the steps of a local round are reported together, at its end.
+        # Of the steps' own times: the steps of a local round are reported together, at its end.
         self._steps_s, self._samples = 0.0, 0
         self._live = Progress(
             TextColumn("{task.description}"),
@@ -178,7 +178,7 @@ class Records:
             self._metrics.write("train", done, numbers)
 
     def between_steps(self) -> None:
-        """Do what takes longer than a row, at a time that belongs to no step."""
+        """Do what takes longer than writing a row, outside of any step's time."""
         if line := self._first_steps.hand_over():
             self.say(line)
 

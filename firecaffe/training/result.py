@@ -81,13 +81,13 @@ class Result:
     shares: list[str]
     """The metrics that are shares of 1."""
     largest_class_share: float | None
-    """The test top-1 of always naming the most frequent class; None without classes."""
+    """The test top-1 of always predicting the most frequent class; None without classes."""
     validation: dict[str, float] | None
     """The metrics on the validation samples at the end; None without such samples."""
     best: dict[str, Any] | None
     """Best validation: metric, value, step, checkpoint's path (if kept). None without samples."""
     stopped_early: bool
-    """Whether it ended because evaluations did not get better."""
+    """Whether the training ended because evaluations no longer improved."""
     test_of_best: dict[str, Any] | None
     """The test of the best checkpoint's weights, with their step, if the run stopped early.
 
@@ -96,8 +96,8 @@ class Result:
     noise_scale: dict[str, Any] | None
     """The gradient noise scale: samples, the low and high ends of an 80 % band, the measured steps.
 
-    A gradient's noise is as large as itself at a batch of so many samples. None if it was not
-    measured: see the explanation of batches.
+    At a batch of that many samples, a gradient's noise is as large as the gradient. None if it was
+    not measured: see the explanation of batches.
     """
     evaluated: str
     """The weights that evaluations used: "weights" or "ema" (their moving average)."""
@@ -122,9 +122,9 @@ class Result:
     def model(self) -> nn.Module:
         """The trained network in evaluation mode, with the weights that evaluations use.
 
-        It is on its device. A result from another process, or of a network of which ranks had
-        parts, loads it from the run's folder onto the CPU. Raises: as `firecaffe.load`. In another
-        process, load a network that was given in Python by `firecaffe.load` with `model`.
+        It is on the training's device. In another process, or if ranks held parts of the network,
+        it is loaded from the run's folder onto the CPU. Raises: as `firecaffe.load`. In another
+        process, load a network that was given in Python with `firecaffe.load(…, model)`.
         """
         live: nn.Module | None = self.__dict__.get(LIVE)
         if live is None:
@@ -135,8 +135,8 @@ class Result:
     def history(self) -> list[dict[str, Any]]:
         """The recorded rows: of each step (kind "train"), and of each "validation" and "test".
 
-        Each has a step, loss and metrics. Raises: RunError if the folder is not there, as on
-        another host.
+        Each has a step, loss and metrics. Raises: RunError if the folder is not there, for example
+        on another host.
         """
         path = self.folder / METRICS
         if not path.exists():
@@ -163,7 +163,7 @@ class Result:
 
     @classmethod
     def of_message(cls, row: dict[str, Any]) -> Self:
-        """Make a result of what `as_message` returned."""
+        """Make a result from what `as_message` returned."""
         measure, costs = Measure(**row["measure"]), SaveCosts(**row["checkpoints"])
         folder = Path(row["folder"])
         return cls(**{**row, "measure": measure, "checkpoints": costs, "folder": folder})

@@ -1,10 +1,10 @@
 """Saves checkpoints while the training runs: a step copies the state, a thread writes it.
 
-A step waits for the copy alone. If the checkpoint before is still being written, all ranks wait for
-it together, so each knows that none is stuck. After a while they put the new one off. Pieces that
-ranks hold in parts may be many times the weights, so they are not copied, but written in the step's
-time, tensor by tensor. If the disk fails, the run continues and reports it; older checkpoints stay
-whole. Finishing the saver shows whether the last one is on the disk.
+A step waits only for the copy. If the previous checkpoint is still being written, all ranks wait
+together, so each knows that none is stuck. After a while they put the new one off. Pieces that
+ranks hold in parts may be many times larger than the weights, so they are not copied: the step
+writes them itself, tensor by tensor. If the disk fails, the run continues and reports it; older
+checkpoints stay intact. Finishing the saver shows whether the last one is on the disk.
 """
 
 import dataclasses
@@ -34,13 +34,13 @@ from firecaffe.training.state import State, weights_digest
 from firecaffe.training.tensor_file import InMemory, write_tensors
 
 ROUND_S = 0.5
-"""Seconds after which waiting ranks hear again that rank 0 still writes."""
+"""Seconds after which waiting ranks are told again that rank 0 is still writing."""
 
 # rounds between two lines about the wait for the disk
 ROUNDS_SAID = 60
 
 PATIENCE_S = 5.0
-"""Seconds for which a step waits for the checkpoint before, until it puts its own off."""
+"""Seconds that a step waits for the previous checkpoint before it puts its own off."""
 
 Write = Callable[[Path, Checkpoint], Path]
 """(folder, checkpoint) -> the path at which it is saved."""
@@ -55,11 +55,11 @@ class SaveCosts:
     failed: int = 0
     """Checkpoints that could not be saved."""
     put_off: int = 0
-    """Checkpoints that came late, because the disk was busy with the one before."""
+    """Checkpoints that were delayed, because the previous one was still being written."""
     copy_s: float = 0.0
     """Seconds of copying the state to the CPU."""
     wait_s: float = 0.0
-    """Seconds of waiting for the checkpoint before, and at the end for the last."""
+    """Seconds of waiting for the previous checkpoint, and at the end for the last."""
     write_s: float = 0.0
     """Seconds of writing, in the thread."""
 
@@ -133,7 +133,7 @@ class Saver:
         return self._last is not None and not self._last.done()
 
     def _is_behind(self, world: Group, patience_s: float) -> bool:
-        # All ranks ask, and get the same answer: whether rank 0 still writes after so many seconds.
+        # All ranks call it and get one answer: whether rank 0 still writes after patience_s.
         self._wait(patience_s)
         word = "writing" if self.is_writing else ""
         if world.is_first and not self._folder.parent.is_dir():
@@ -163,8 +163,8 @@ class Saver:
     def finish_together(self, world: Group) -> None:
         """Wait on all ranks until rank 0 has the last checkpoint on the disk.
 
-        If one rank left before, the launcher would end the others. Raises: CheckpointError, on all
-        ranks, if it was not saved; as `wait`.
+        If one rank exited earlier, the launcher would end the others. Raises: CheckpointError, on
+        all ranks, if it was not saved; RunError as `wait`.
         """
         self.wait(world)
         error = self._last.result() if self._last is not None else None
@@ -201,7 +201,7 @@ class Saver:
         self.costs.wait_s += time.perf_counter() - start
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        # Uses the memory of the last copy, so that the system clears no new memory.
+        # Reuses the memory of the last copy, because the system would have to clear new memory.
         old = self._copies.get(name)
         if old is None or old.shape != tensor.shape or old.dtype != tensor.dtype:
             old = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -214,7 +214,7 @@ class Saver:
         marks: Sequence[str],
         tell_weights: Callable[[int, str], None] | None,
     ) -> CheckpointError | None:
-        # In the thread. problem: what went wrong with the piece files before.
+        # Runs in the thread. problem: the error of writing the piece files before, if any.
         start = time.perf_counter()
         try:
             if tell_weights is not None:
@@ -226,7 +226,7 @@ class Saver:
                 mark_checkpoint(self._folder, mark, checkpoint.step)
             remove_old(self._folder, self._keep_last)
             self.costs.saved += 1
-        except BaseException as caught:  # a plug-in may end its process, and ends this thread
+        except BaseException as caught:  # a plug-in may exit, which ends only this thread
             self.costs.failed += 1
             what = f"{type(caught).__name__}: {caught}"
             error = CheckpointError(f"checkpoint of step {checkpoint.step} not saved: {what}")

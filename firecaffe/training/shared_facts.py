@@ -99,9 +99,9 @@ def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) ->
 
 
 def ask_twice(world: World, data: Data) -> tuple[list[str], list[str]]:
-    """Return the parts that gave a rank other samples when they were read twice, and doubts.
+    """Return the parts whose samples differed when a rank read them twice, and doubts.
 
-    A doubt is about what a data set of a user's counts: a cache is full when it is read once more.
+    A doubt is about attributes that change at each read, as counters do. A cache changes only once.
     """
     unlike, carried = list[str](), dict[str, list[str]]()
     for name, part in data.parts.items():
@@ -161,7 +161,7 @@ def doubts_of(run: Run, world: World, probe: Probe, checkpoint: Checkpoint | Non
 
 
 def doubts_of_versions(checkpoint: Checkpoint) -> list[str]:
-    # The probe compares one micro-batch anyway, which may give the same bits with other versions.
+    # The probe compares only one micro-batch, whose bits may be the same with other versions.
     run = None if checkpoint.folder is None else checkpoint.folder.resolve().parent.parent
     if run is None or not (run / ENVIRONMENT).is_file():
         return []

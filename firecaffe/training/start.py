@@ -1,7 +1,7 @@
 """Finds where a training starts, passes its checkpoint to all ranks, and reports what ends it.
 
-That is a fault, or a request to stop: a signal, or the launcher's end. Ranks agree on requests at
-the end of a step.
+A fault ends it, or a request to stop: a signal, or the loss of the launcher. Ranks agree on
+requests at the end of a step.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ def pass_on(world: World, found: Checkpoint | None) -> Checkpoint:
 
 
 def _copy_pieces(world: World, passed: Checkpoint, sees: bool) -> None:
-    # All ranks call it. The copies have no name, so nothing of them is left however the process
+    # All ranks call it. The copies are unnamed files, so none is left behind, however the process
     # ends.
     for name, path in passed.piece_files.items():
         copy = None if sees else tempfile.TemporaryFile()  # noqa: SIM115
@@ -107,7 +107,7 @@ def _send_file(world: World, path: Path, copy: IO[bytes] | None) -> None:
 
 
 class PassedOn(StoredByName):
-    """Rank 0's tensors on all ranks, each read and sent, but not stored, when all ask for it."""
+    """Rank 0's tensors on all ranks. Each is read and broadcast when all ranks ask for it."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class PassedOn(StoredByName):
         else:
             tensor = self._source[name].contiguous()
         if tensor.numel():
-            # As bytes, because the group does not know every type.
+            # As bytes, because the group does not support every type.
             broadcast(self._world, tensor.reshape(-1).view(torch.uint8))
         return tensor
 
@@ -172,7 +172,7 @@ class Start:
     """The step at which a training begins, and what it resumes."""
 
     key: str
-    """The name of the run folder in the launcher's store."""
+    """The key of the run folder in the launcher's store."""
     checkpoint: Checkpoint | None = None
     resumed_from: str = ""
     folder: Path | None = None
@@ -192,7 +192,7 @@ def find_start(world: World, resume: str | Path | None) -> Start:
     none; AgreementError if only some ranks resume; RunError if the host that has the run's folder
     is no longer rank 0's.
     """
-    # Rank 0's number: another rank may have failed in an earlier training before it came here.
+    # Rank 0's number: another rank may have failed in an earlier training before this call.
     key = text_of_first(world, f"{FOLDER}/{next(_calls)}")
     folder = _earlier_folder(world, key)
     checkpoints = None if folder is None else folder / "checkpoints"
@@ -242,8 +242,8 @@ def load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
 def announce_folder(world: World, start: Start, folder: Path) -> bool:
     """Tell a next attempt that this one is about to make `folder`, if it does not exist.
 
-    Returns whether an earlier attempt has announced it. Then it is this run's, however far that
-    attempt had come when it was killed.
+    Returns whether an earlier attempt announced it. Then the folder is this run's, however early
+    that attempt was killed.
     """
     key, folder = f"{start.key}/announced", folder.absolute()
     if world.store is None:
@@ -298,7 +298,7 @@ class FaultTeller:
             self._world.watch.when_lost(self.write)
 
     def write(self, fault: Fault, goes_on: bool = False) -> Fault:
-        """Write a fault, and return it with any problem, and whether there is a checkpoint."""
+        """Write a fault. Return it with any problem of that, and whether there is a checkpoint."""
         fault, then = known_in(self._folder, fault), GOES_ON if goes_on else UNKNOWN_NEXT
         problem = "" if self._folder is None else write_fault(self._folder, fault, then)
         return dataclasses.replace(fault, detail=f"{fault.detail}; {problem}") if problem else fault
@@ -313,11 +313,11 @@ def tell_faults(world: World) -> Iterator[FaultTeller]:
     teller = FaultTeller(world)
     try:
         yield teller
-    # Also exceptions that end a process: a script may catch them, and others would wait.
+    # Also SystemExit and the like: a script may catch them, and the other ranks would wait.
     except BaseException as error:
         fault = fault_of(error, world.rank, world.host, world.place.step)
         watch = world.watch
-        # Not if all were asked to stop, which they do together, or if another rank has told it.
+        # Not if all ranks end together, or if another rank has reported the fault.
         is_new = fault is not None and fault.kind not in TOGETHER and fault.seen != ANOTHER
         if watch is not None and watch.fault is None and fault is not None and is_new:
             watch.tell(fault)
@@ -326,7 +326,7 @@ def tell_faults(world: World) -> Iterator[FaultTeller]:
         if fault.seen != ANOTHER:
             fault = teller.write(fault)
         elif watch is not None and fault.kind not in TOGETHER:
-            # Its own rank tells it. Leaving first would let the launcher end that rank unheard.
+            # The other rank reports it. If this one exited first, the launcher would end that one.
             fault = watch.verdict(timed_out=False) or fault
         if fault.kind == "out_of_memory" and not isinstance(error, MemoryFullError):
             full = MemoryFullError(fault.line)
@@ -353,7 +353,7 @@ class StopRequest:
         self._asked = ""
         self._kept = ExitStack()
         self._heard_s = 0.0
-        # Our own launcher passes its process id, because it may be gone already.
+        # firecaffe's launcher passes its process id, because it may be gone already.
         self._parent: int | None = None
         if "TORCHELASTIC_RUN_ID" in os.environ:
             self._parent = int(os.environ.get(LAUNCHED, os.getppid()))

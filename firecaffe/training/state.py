@@ -79,7 +79,7 @@ class State:
             piece.load(stored_piece(self._resumed, name, piece.held_by_all))
 
     def take_from_first(self) -> list[int]:
-        """Give all ranks rank 0's values of common pieces. Returns the ranks that had others."""
+        """Give all ranks rank 0's pieces that all hold. Returns the ranks whose values differed."""
         return take_from_first(self.world, self.tensors_held_by_all())
 
     def load(self, checkpoint: Checkpoint) -> None:
@@ -148,7 +148,7 @@ class State:
         return collected
 
     def begin(self) -> None:
-        """Remember which buffers are not finite before the first step, as a mask of infinities."""
+        """Remember buffers that are not finite before the first step, such as a mask of -inf."""
         self._begun_infinite = {
             name
             for name, tensor in self._own_results().items()
@@ -158,8 +158,8 @@ class State:
     def check_finite(self) -> None:
         """Check results for infinities and NaN, except tensors that had some at the beginning.
 
-        Rank 0 checks the pieces that all hold, for it saves them, and each rank its parts of the
-        others. Raises: NotFiniteError on all ranks.
+        Rank 0 checks the pieces that all hold, because it saves them. Each rank checks its parts of
+        the others. Raises: NotFiniteError on all ranks.
         """
         local_results = self._own_results()
         for name in self._begun_infinite:
@@ -183,9 +183,9 @@ class State:
         return all(piece.held_by_all for name, piece in self.pieces.items() if name in WEIGHTS)
 
     def compare_weights(self) -> tuple[str, list[int]]:
-        """Return the digest of all weights, this rank's if it has them, and ranks that differ.
+        """Return the digest of all weights, this rank's if it holds all, and ranks that differ.
 
-        Ranks differ if most of those that hold the same tensor, or the same rows, have other bits.
+        A rank differs if most ranks that hold the same tensor, or rows, have other bits of it.
         """
         if self.has_all_weights:
             local_digest = weights_digest(self.tensors_held_by_all(WEIGHTS))
@@ -247,7 +247,7 @@ def _short(digests: Mapping[str, str], history: str) -> dict[str, str]:
 
 
 def _take(word: str, numbers: Numbers, state: dict[str, Any]) -> None:
-    # Numbers of torch's or a plug-in's check themselves in their own ways.
+    # Numbers of torch and of plug-ins raise various errors for an invalid state.
     try:
         numbers.load_state_dict(state)
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
@@ -281,5 +281,5 @@ def stored_piece(checkpoint: Checkpoint, name: str, held_by_all: bool = True) ->
     passed_on = Under(checkpoint.tensors, name)
     if held_by_all or not len(passed_on) or checkpoint.folder is None:
         return passed_on
-    # Ranks that hold parts each need other tensors, and rank 0 passes the same on to all.
+    # Ranks that hold parts need different tensors, but rank 0 passes the same ones on to all.
     return Under(TensorFile(checkpoint.folder / STATE), name)

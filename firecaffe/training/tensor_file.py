@@ -23,7 +23,7 @@ from firecaffe.transport.collect import Whole
 
 
 class Stored(Mapping[str, Tensor]):
-    """Tensors by name, each, or some of its rows, read when it is asked for."""
+    """Stored tensors by name. A tensor, or some of its rows, is read when it is asked for."""
 
     @abstractmethod
     def __contains__(self, name: object) -> bool:
@@ -134,7 +134,7 @@ class TensorPlace(NamedTuple):
 def write_tensors(
     path: Path, listed: Sequence[Whole], tensors: Iterable[tuple[str, Tensor]]
 ) -> OSError | None:
-    """Write tensors as they come, in the order of `listed`. Returns any error of the disk."""
+    """Write tensors as they arrive, in the order of `listed`. Returns the disk's error, if any."""
     coming = iter(tensors)
     problem = None
     try:
@@ -146,20 +146,20 @@ def write_tensors(
                 del tensor  # free it before the next one comes
     except OSError as error:
         problem = error
-    for _ in coming:  # other ranks send the rest all the same
+    for _ in coming:  # other ranks send the rest anyway
         pass
     return problem
 
 
 class TensorFile(StoredByName):
-    """A file's tensors, each read into memory of its own.
+    """A file's tensors, each read into new memory.
 
-    The library reads the header only. It would map the file: mapped pages count as this process's
-    memory, and a disk that fails, or a file that is cut short, ends the process by a signal.
+    The library reads only the header, because it maps the file: mapped pages count as memory of
+    this process, and if the disk fails or the file is cut short, a signal ends the process.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the header. Raises: CheckpointError if it is no such file."""
+        """Read the header. Raises: CheckpointError if the file is not in this format."""
         self._path, self._places = path, dict[str, TensorPlace]()
         super().__init__(self._places)
         try:
@@ -189,7 +189,7 @@ class TensorFile(StoredByName):
         return self._read(name, self.shape(name), 0)
 
     def rows(self, name: str, rows: range, dim: int = 0) -> Tensor:
-        """Read consecutive rows, alone if of dimension 0. Raises: IndexError."""
+        """Read consecutive rows, and no others if `dim` is 0. Raises: IndexError."""
         if dim:
             return super().rows(name, rows, dim)
         num_rows, *row = self.shape(name)

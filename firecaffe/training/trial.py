@@ -1,4 +1,4 @@
-"""Trainings next to each other: each a `firecaffe train` with its own run folder."""
+"""Several trainings at once: each is a `firecaffe train` process with its own run folder."""
 
 import fcntl
 import os
@@ -43,16 +43,16 @@ class TrialScore:
 
 @dataclass
 class Trial:
-    """One training of several. If its folder holds a finished run, that is used."""
+    """One of several trainings. If its folder holds a finished run, that run is used."""
 
     name: str
     recipe: Recipe
     parent: Path
     measure: Measure = TOP1
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False
-    """Decides, after each evaluation but the last, from all so far, whether to give up."""
+    """Decides after each evaluation but the last, from all so far, whether to end the trial."""
     is_of_verdict: bool = False
-    """Whether its test samples count, and not its evaluations on the way."""
+    """Whether its result on test samples counts, instead of its evaluations during training."""
     ended_early: bool = field(default=False, init=False)
     scores: list[TrialScore] = field(default_factory=list, init=False)
 
@@ -71,7 +71,7 @@ class Trial:
 
     @property
     def is_there(self) -> bool:
-        """Whether the folder is exactly this training's, however far it has got."""
+        """Whether the folder is exactly this training's, finished or not."""
         try:
             return read_small(self.recipe_path) == self.text and self.folder.is_dir()
         except (OSError, ValueError):
@@ -108,7 +108,7 @@ class Value(TypedDict):
 
 
 def _score(row: dict[str, Any], measure: Measure) -> TrialScore:
-    # A value that is no number is the worst there is. Raises: ValueError if it is missing.
+    # A NaN counts as the worst value. Raises: ValueError if the value is missing.
     value = checked({"value": row[measure.name]} if measure.name in row else {}, Value)["value"]
     worst = measure.gain(-inf)
     is_finite = row["loss"] is not None
@@ -132,8 +132,8 @@ def _diverged(
 def working_in(folder: Path) -> Iterator[int]:
     """Lock a folder of trainings, for this process and those that it starts. Yields the descriptor.
 
-    They inherit it: as long as one of them lives, no other command works there. Raises: RunError if
-    another does.
+    Processes that inherit it keep the lock: while one of them lives, no other command works there.
+    Raises: RunError if another command does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -153,9 +153,9 @@ def working_in(folder: Path) -> Iterator[int]:
 def run_trials(
     trials: Sequence[Trial], at_once: int, workers: int, lock: int, say: Callable[[Trial], None]
 ) -> None:
-    """Train what is not finished, `at_once` side by side on `workers` ranks each.
+    """Train the trials that are not finished, `at_once` at a time, on `workers` ranks each.
 
-    A training that was left midway begins anew. say: called with each trial as it ends. Raises:
+    An interrupted training begins again. say: called with each trial as it ends. Raises:
     RankFailedError, with the exit code of the first that failed; PreemptedError after a SIGTERM or
     SIGHUP. No training is left running.
     """

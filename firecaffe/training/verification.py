@@ -48,7 +48,7 @@ from firecaffe.training.state import WEIGHTS, State, state_digest
 
 
 class Again:
-    """A training that continues as far as it is asked to."""
+    """A run that is trained again, step by step."""
 
     def __init__(self, run: Run, learner: Learner, steps: Steps, log: LogReader | None) -> None:
         self.run, self.learner = run, learner
@@ -166,7 +166,7 @@ def replay(
     """Replay a run up to its end; one that did not finish, up to its newest checkpoint.
 
     Args:
-        to: A new folder for the checkpoint of what came out; None keeps none.
+        to: A new folder for a checkpoint of the replayed state; None keeps none.
         parts: What was given to the run in Python.
 
     Raises: RunError if the run wrote no events, or its log was damaged, with the line.
@@ -203,7 +203,7 @@ def digests_of_result(folder: Path) -> Digests:
 
 
 def _of_checkpoint(checkpoint: Checkpoint, state: State) -> Digests:
-    # `state` says in which order tensors are digested, others last, and which are no results.
+    # `state` gives the order in which tensors are digested (others last), and the results.
     stored, order = checkpoint.tensors, list(state.tensors_held_by_all())
     every = [*(name for name in order if name in stored), *sorted(stored.keys() - set(order))]
     others = {name for name, piece in state.pieces.items() if not piece.is_result}
@@ -254,13 +254,13 @@ def verify_run(
     """Train the first steps of a run again, and compare.
 
     Args:
-        steps: At least so many steps: replicas that are apart continue until they are averaged. A
-            shorter run is trained to its end.
+        steps: The least number of steps: replicas continue until they are averaged. A shorter run
+            is trained to its end.
         parts: What was given to the run in Python.
 
     Raises: NotIdenticalError with the first place that differs; RunError if the run has recorded
-    nothing of these steps, or a file of it was damaged, with the line of the log of events;
-    CheckpointError if a checkpoint was.
+    none of these steps, or one of its files is damaged (with the line, in the log of events);
+    CheckpointError if a checkpoint is damaged.
     """
     recorded = recorded_of(folder)
     until = min(steps, recorded.last)
