@@ -48,7 +48,7 @@ def run() -> NoReturn:
     # Without this, torch prints a warning for each host whose address has no name. torch reads the
     # variable when it is loaded. firecaffe reports errors itself.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Python would find no garbage in what modules hold, in a sixth of the time that a start takes.
+    # While modules load, collections would find no garbage, and take a sixth of the start's time.
     gc.disable()
     exit_code = main(loaded=_look_for_garbage)
     if "RANK" in os.environ:

@@ -27,7 +27,7 @@ LIBRARIES = ("site-packages", "dist-packages")
 def whose(file: str) -> Owner:
     """Return the owner of a file named by a traceback's frame; code without a file is Python's.
 
-    Only folders that Python searches are a library's. Links are compared both followed and not.
+    Only folders that Python searches are a library's. Paths are compared as named and resolved.
     """
     if file.startswith("<"):
         return "library"
@@ -41,7 +41,7 @@ def _folders_of_libraries() -> list[Path]:
     return [
         *(Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         *map(Path, [*site.getsitepackages(), site.getusersitepackages()]),
-        # A user's project may lie in a folder of such a name, too: only those on the path count.
+        # Only those on the path count, because a user's project may lie in a folder of that name.
         *(path for path in map(Path, sys.path) if path.name in LIBRARIES),
     ]
 
@@ -247,9 +247,9 @@ def _is_memory_full(error: BaseException) -> bool:
 
 
 def file_error(error: OSError, where: str = "") -> RunError | None:
-    """Return the line about a file that cannot be read or written; None for other errors.
+    """Return the error for a file that cannot be read or written; None for other errors.
 
-    where: begins the line. A rank's own fault has its words already; full memory is no file's.
+    where: a prefix of the line. Errors that have a message, and full memory, are other errors.
     """
     has_words = isinstance(error, FirecaffeError) or getattr(error, "fault", None) is not None
     if not error.filename or has_words or error.errno == errno.ENOMEM:
@@ -301,7 +301,7 @@ class DivergedError(FirecaffeError):
 
 
 class LeftOutError(FirecaffeError):
-    """A Caffe file asks for something that its recipe, which is written, does not contain."""
+    """A Caffe file asks for something that the recipe written from it does not contain."""
 
     exit_code = 20
 

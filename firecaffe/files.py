@@ -1,4 +1,4 @@
-"""Files: whole or absent when written, bounded when read, alone or together."""
+"""Files: written completely or not at all, read up to a limit, and locked."""
 
 import errno
 import fcntl
@@ -24,7 +24,7 @@ MOST_BYTES = 16_000_000
 
 
 def cache_folder() -> Path:
-    """Return the user's folder for files to obtain again. Raises RuntimeError without a home."""
+    """Return the user's folder of replaceable files. Raises RuntimeError without a home."""
     return Path.home() / ".cache" / "firecaffe"
 
 
@@ -178,7 +178,7 @@ def finite(value: Any) -> Any:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Let only one process into the block per folder. Its lock ends with it. Raises OSError."""
+    """Let only one process per folder into the block. A process's end unlocks. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without locks
@@ -192,9 +192,9 @@ def alone_in(folder: Path) -> Iterator[None]:
 def private_folder(prefix: str) -> Iterator[Path]:
     """Make a folder for temporary files, and remove it after the block. Raises OSError.
 
-    It is locked, for systemd clears folders without a lock after ten days (tmpfiles.d(5)), as the
-    next process does with those of this host's killed processes: a shared file system may have
-    locks that other hosts do not see.
+    It is locked, because systemd removes unlocked folders after ten days (tmpfiles.d(5)). Unlocked
+    folders that killed processes of this host have left are removed here; on a shared file system,
+    locks of other hosts may not be visible.
     """
     host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
     prefix = f"{prefix}{host}-"
@@ -211,7 +211,7 @@ def private_folder(prefix: str) -> Iterator[Path]:
 
 
 def _remove_unlocked(folder: Path) -> None:
-    # Not where a file system has no locks.
+    # Removes nothing on a file system without locks.
     with suppress(OSError), ExitStack() as stack:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         stack.callback(os.close, descriptor)

@@ -30,8 +30,8 @@ def generators_kept() -> Iterator[None]:
 def seed_generators(number: int) -> None:
     """Seed all three with a number below 2^63; numpy's, with its lower 32 bits.
 
-    A training does it for each micro-batch, so it has to be fast. From one number Python and numpy,
-    whose algorithm is one, still draw other numbers: they spread a seed over the state differently.
+    A training calls it for each micro-batch, so it has to be fast. Python and numpy have the same
+    algorithm, but draw different numbers from one seed, which they expand into a state differently.
     """
     random.seed(number)
     # A list of two numbers of 32 bits takes four times as long: 140 us between two convolutions.
@@ -42,7 +42,7 @@ def seed_generators(number: int) -> None:
 
 @contextmanager
 def noticed() -> Iterator[list[str]]:
-    """Yield a list that names, after the block, the generators it used. They are restored."""
+    """Yield a list that names, after the block, the generators used in it. Restore them."""
     touched: list[str] = []
     with generators_kept():
         before = all_states()

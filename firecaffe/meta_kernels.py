@@ -1,8 +1,8 @@
 """Shapes on the meta device, without what torch would load for them: its compiler, and sympy.
 
-Kernels for the meta device and optimizers are marked as not to be traced, by a decorator that
-imports `torch._dynamo` at the first call: a second of each rank, and of every command that asks a
-network for its shapes, and nothing is traced here.
+Torch marks kernels for the meta device and optimizers as not to be traced, with a decorator that
+imports `torch._dynamo` at the first call. Nothing is traced here, but the import would cost each
+rank, and each command that asks a network for its shapes, a second.
 """
 
 import importlib
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 NAME = "torch._dynamo"
 REMEMBERED = "__dynamo_disable"
-"""Name under which torch keeps the compiler's answer, with the function."""
+"""Attribute of a function in which torch keeps the compiler's answer about it."""
 
 FILLS = frozenset(
     (
@@ -26,17 +26,17 @@ FILLS = frozenset(
         *(Tensor.normal_, Tensor.uniform_),
     )
 )
-"""Functions that fill a tensor with random numbers by a kernel of Python's on the meta device."""
+"""Functions that fill a tensor at random, by kernels in Python if it is on the meta device."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """A stand-in for the compiler; if it is loaded already, or the stand-in lacks what is asked
-    for, the compiler itself.
+    """Replace the compiler with a stand-in in the block, unless it is loaded already.
 
-    For one thread: another one that begins to compile meanwhile may meet the stand-in.
+    The stand-in loads the compiler if it lacks what is asked for. Only one thread may compile in
+    the block: another one may get the stand-in.
     """
     if NAME in sys.modules:
         yield
@@ -51,8 +51,8 @@ def without_compiler() -> Iterator[None]:
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Makes networks on the meta device, where they take no memory, and fills none of their
-    tensors: they have no numbers, and torch's kernel for it loads sympy, a third of a second.
+    """Make networks on the meta device in the block, and do not fill their tensors, which have no
+    memory: torch's kernels for it would load sympy, which takes a third of a second.
     """
     with torch.device("meta"), _NoFills():
         yield
@@ -86,17 +86,17 @@ class _StandIn(ModuleType):
         return function
 
     def graph_break(self, *_: Any, **__: Any) -> None:
-        """Between two graphs; there is none."""
+        """Do nothing: there is no graph to break."""
 
     def leave(self) -> None:
-        """Makes room for the compiler. Those that remember an answer will ask again."""
+        """Remove the stand-in. Functions that keep one of its answers will ask the compiler."""
         if sys.modules.get(NAME) is self:
             del sys.modules[NAME]
         for function in self._answered:
             vars(function).pop(REMEMBERED, None)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__file__":  # `inspect.getmodule` asks all modules, in the midst of imports
+        if name == "__file__":  # `inspect.getmodule` asks all modules, even during imports
             raise AttributeError(name)
         self.leave()
         return getattr(importlib.import_module(NAME), name)

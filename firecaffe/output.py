@@ -1,10 +1,10 @@
 """stdout and stderr that may fail without ending the process.
 
-If the reader leaves or the disk is full, the text and all that follows is dropped: a training must
-not end for lost output. A command that only prints ends instead (`OutputLostError`).
+If the reader leaves or the disk is full, that text and all later text are dropped: lost output must
+not end a training. A command that only prints ends instead (`OutputLostError`).
 
-Names that are printed may be a stranger's, so no text gives a terminal orders but for colors,
-the cursor's place and links.
+Names that are printed may be a stranger's, so control sequences are removed, except those for
+colors, the cursor's position and links.
 """
 
 import errno
@@ -23,17 +23,17 @@ NUMBERS = {STDOUT: 1, STDERR: 2}
 
 _CONTROL = r"\x00-\x06\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f"
 # Programs draw with ESC [ … letter (ECMA-48's CSI) and make links with ESC ] 8 ; …, as rich's log
-# does. Both are kept; others set titles or the clipboard, or ask.
+# does. Both are kept. Others are removed: they set titles or the clipboard, or query the terminal.
 _DRAWS = r"\[[0-9;?]*[A-HJKSTfhlm]"
 _LINKS = r"\]8;[ -~]*(?:\x1b\\|\x07)"
 ORDERS = re.compile(rf"(\x1b(?:{_DRAWS}|{_LINKS}))|[\x1b{_CONTROL}]")
 CONTROL = re.compile(rf"[\x07\x08\r\x1b{_CONTROL}]")
 SIGN = "\ufffd"
-"""Unicode's sign in place of a character that cannot be shown."""
+"""Unicode's replacement character."""
 
 
 def harmless(text: str) -> str:
-    """Replace all control characters but tabs and ends of lines."""
+    """Replace all control characters except tabs and line ends."""
     return CONTROL.sub(SIGN, text)
 
 
@@ -45,7 +45,7 @@ class Output:
     """A text stream that wraps another, and drops its text once a write has failed."""
 
     is_shared = False
-    """Whether ranks print to the same stream and report its loss, so that it is said once."""
+    """Whether ranks print to the same stream and report its loss, so that this process does not."""
 
     def __init__(self, stream: TextIO | None, name: str, goes_on: bool = True) -> None:
         """Wrap a stream; None drops all. Unless `goes_on`, failed writes raise OutputLostError."""
@@ -116,7 +116,7 @@ def outputs_kept(goes_on: bool) -> Iterator[None]:
     for name, stream in ((STDOUT, sys.stdout), (STDERR, sys.stderr)):
         if stream is None:
             LOST[name] = "closed"
-            if not _is_open(NUMBERS[name]):  # otherwise the next opened file gets it
+            if not _is_open(NUMBERS[name]):  # otherwise the next opened file would get its number
                 _to_nothing(NUMBERS[name])
     sys.stdout = cast(TextIO, Output(before[0], STDOUT, goes_on))
     sys.stderr = cast(TextIO, Output(before[1], STDERR))

@@ -67,7 +67,7 @@ def checked(words: Any, kind: type[T]) -> T:
 
 
 def check_known(words: Any, made: Any, place: str = "$") -> None:
-    """Raise ValueError for a key that the dataclass made of `words`, or one inside, lacks."""
+    """Raise ValueError for a key of `words` that the dataclass made of it lacks, at any depth."""
     if dataclasses.is_dataclass(made):
         known = [field.name for field in dataclasses.fields(made)]
         for word, value in words.items():

@@ -1,4 +1,4 @@
-"""User code that a recipe names, and its objects on the way to another process.
+"""User code that a recipe names, and the serialization of its objects for another process.
 
 `package.module:function` is imported, from the current folder too. `path/file.py:function` is
 imported like a script, so it can import its neighbours. A class may replace a function, and
@@ -34,7 +34,7 @@ CAFFE = "caffe:"
 
 
 class Untrusted(str):
-    """A name from a stranger's file, perhaps: its code runs only if the user names or trusts it."""
+    """A name from a file of unknown origin: its code runs only if the user names or trusts it."""
 
     where: str
 
@@ -90,7 +90,7 @@ def without_folder(name: str) -> str:
 
 
 def wherever(word: str, value: Any) -> Any:
-    """Return a field's value without the folder of its file, as a run may have been moved."""
+    """Return a field's value without its file's folder, because a run may have been moved."""
     if word == "model.weights" and isinstance(value, str):
         return os.path.basename(value)
     return without_folder(value) if word in REFERENCES and isinstance(value, str) else value
@@ -226,8 +226,8 @@ def _arguments(arguments: Mapping[str, Any]) -> str:
 def packed(value: object) -> bytes:
     """Serialize an object for `pickle.loads`.
 
-    Code of `__main__` (a script's or notebook's classes) or of a function goes by value, code of a
-    module by name. Code keeps its file name, so tracebacks in the other process show its lines.
+    Code in `__main__` (a script's or notebook's classes) or in a function is sent by value, code in
+    a module by name. Code keeps its file name, so tracebacks in the other process show its lines.
     """
     file = io.BytesIO()
     _Pickler(file).dump(value)

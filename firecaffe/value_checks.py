@@ -1,4 +1,4 @@
-"""Checks of the types of a recipe's values, also of one made in Python, before their use."""
+"""Checks of the types of a recipe's values before their use, also if it is made in Python."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
