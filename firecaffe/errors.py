@@ -27,7 +27,7 @@ LIBRARIES = ("site-packages", "dist-packages")
 def whose(file: str) -> Owner:
     """Return the owner of a file named by a traceback's frame; code without a file is Python's.
 
-    Only folders that Python searches are a library's. Paths are compared as named and resolved.
+    Only folders that Python searches are a library's. Paths are compared as given and resolved.
     """
     if file.startswith("<"):
         return "library"
@@ -249,7 +249,7 @@ def _is_memory_full(error: BaseException) -> bool:
 def file_error(error: OSError, where: str = "") -> RunError | None:
     """Return the error for a file that cannot be read or written; None for other errors.
 
-    where: a prefix of the line. Errors that have a message, and full memory, are other errors.
+    where: a prefix of the line. Also None if memory is full, or for a rank's fault: it has a line.
     """
     has_words = isinstance(error, FirecaffeError) or getattr(error, "fault", None) is not None
     if not error.filename or has_words or error.errno == errno.ENOMEM:

@@ -178,7 +178,7 @@ def finite(value: Any) -> Any:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Let only one process per folder into the block. A process's end unlocks. Raises OSError."""
+    """Let one process per folder into the block. The lock ends with the process. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # a file system without locks

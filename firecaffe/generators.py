@@ -42,7 +42,7 @@ def seed_generators(number: int) -> None:
 
 @contextmanager
 def noticed() -> Iterator[list[str]]:
-    """Yield a list that names, after the block, the generators used in it. Restore them."""
+    """Yield a list that names, after the block, the generators used in it. Restores them."""
     touched: list[str] = []
     with generators_kept():
         before = all_states()

@@ -26,7 +26,7 @@ FILLS = frozenset(
         *(Tensor.normal_, Tensor.uniform_),
     )
 )
-"""Functions that fill a tensor at random, by kernels in Python if it is on the meta device."""
+"""Functions that fill a tensor at random; on the meta device, with kernels written in Python."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

@@ -97,7 +97,7 @@ class Best:
         return {"metric": self.measure.name, **{name: getattr(self, name) for name in STATE}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state, unless its metric is another. Raises: ValueError if it is invalid."""
+        """Restore a state, unless its metric differs. Raises: ValueError if it is invalid."""
         row = checked(state, _BestRow)
         if row["metric"] == self.measure.name:
             for name in STATE:

@@ -2,7 +2,7 @@
 
 A constraint changes gradients before an update and weights after it, as a function of weights,
 summed gradients and the step. It acts on whole layers, however ranks hold them (`Wholes`), so the
-number of workers changes no bit. Only code of the training knows of constraints.
+number of workers changes no bit, and packages below the training know nothing of constraints.
 
 A shared value's gradient is the sum, or the mean, of its weights' gradients. Each of these weights
 receives it, so an element-wise solver updates them all as it would update the value: with one
@@ -64,8 +64,8 @@ class Pruning:
         words: PruneConfig,
         wholes: Wholes,
     ) -> None:
-        # weights: those that this rank updates, or parts of them. The others are by whole weights'
-        # names: each pruned weight is in keep or threshold; rows is of weight_norm's directions.
+        # weights: those that this rank updates, or parts of them. The others have whole weights'
+        # names as keys. Each pruned weight is in keep or threshold. rows: of weight_norm.
         self._weights, self._keep, self._threshold = weights, keep, threshold
         self._rows = rows
         self._words, self._wholes = words, wholes

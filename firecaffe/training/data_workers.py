@@ -4,7 +4,7 @@ Bytes are sent, because shared memory is small in containers. Python does not co
 tensors would cost the rank several times as much.
 
 A new server process forks the workers (`forkserver`), so they hold none of the rank's sockets: a
-child with a socket would hide that its rank is gone. A worker ends with its pipe or its rank.
+child with a socket would hide that its rank is gone. A worker ends when its pipe or its rank does.
 """
 
 import multiprocessing

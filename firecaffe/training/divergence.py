@@ -174,7 +174,7 @@ def explained(
 ) -> Iterator[None]:
     """Add the learning rate and the last good checkpoint to a NotFiniteError or DivergedError.
 
-    The block raises it on all ranks. `folder` has the checkpoints; the last save is waited for.
+    The block raises it on all ranks. They wait for the last save into `folder` before naming one.
     """
     try:
         yield

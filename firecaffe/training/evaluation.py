@@ -29,7 +29,7 @@ class Outputs(Protocol):
     def __call__(
         self, batches: Iterator[EvalBatch], numbers: Sequence[int]
     ) -> Iterator[tuple[EvalBatch, Any]]:
-        """Yield batches with their outputs, on ranks that have them. numbers: the batches' own."""
+        """Yield batches with their outputs, on ranks that have them. numbers: of these batches."""
 
 
 @dataclass(frozen=True)

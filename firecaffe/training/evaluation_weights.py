@@ -10,8 +10,8 @@ training's statistics are means over steps already. Source: Polyak and Juditsky 
 torch.optim.swa_utils (`get_ema_multi_avg_fn`, buffers kept in sync).
 
 The training's BatchNorm statistics are means over past weights. Late gradients and replicas make
-them less accurate, and averaged weights have no statistics. So evaluations may use statistics that
-are estimated with the present weights from the first whole micro-batches of the first epoch,
+them less accurate, and averaged weights have none of their own. So evaluations may use statistics
+that are estimated with the present weights from the first whole micro-batches of the first epoch,
 augmented as in training: the mean of their means and of their variances, in order. All workers
 compute a micro-batch alike, so the number of workers changes no bit. Evaluations do not change the
 training's own statistics. Source: Izmailov et al. 2018, "Averaging weights leads to wider optima

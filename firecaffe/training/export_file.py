@@ -1,4 +1,4 @@
-"""Exports a run's network to a file for other programs, which is checked before it is renamed."""
+"""Exports a run's network to a file for other programs. A checked file alone gets its name."""
 
 import contextlib
 import io

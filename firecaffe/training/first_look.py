@@ -56,10 +56,10 @@ class FirstLook:
         raise_first(world, line)
 
     def around(self, batches: Batches, word: str = "loss") -> Inventory:
-        """Examine a whole network before and after micro-batches. word: the loss, in errors.
+        """Examine a whole network before and after micro-batches. word: names the loss in errors.
 
-        Frozen parameters that forward changes are buffers from now on. Raises: RecipeError, on all
-        ranks, if other numbers of workers could get other bits; what the network raises.
+        From now on, frozen parameters that forward changes are treated as buffers. Raises: what the
+        network raises; RecipeError, on all ranks, if other numbers of workers could get other bits.
         """
         self._watch.changed_parameters()
         self._watch.check_buffers()

@@ -122,7 +122,7 @@ def _outside_autocast(device_type: str) -> Iterator[None]:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    # Turns off filling new memory, too: it only guards against reading it unwritten, and is slow.
+    # Also turns off filling new memory, a guard against reading it unwritten that changes no bits.
     wanted = (
         (torch.utils.deterministic, "fill_uninitialized_memory"),
         (torch.backends.cudnn, "benchmark"),
@@ -220,7 +220,7 @@ class Forward:
         if config.autocast in AUTOCAST:
             dtype = AUTOCAST[config.autocast]
             # With a cached cast, the gradients of a layer's calls are summed in the shorter type.
-            # Torch caches none in split layers of own samples, so no split network caches any.
+            # Torch caches none in layers split over ranks with own samples, so no split layer may.
             keeps = not is_split
             self.arithmetic = partial(torch.autocast, self.device.type, dtype, cache_enabled=keeps)
         self._first_leaf = 0

@@ -281,7 +281,7 @@ def connect(
 ) -> tuple[Run, list[GradientReducer], AutoChoice | None]:
     """Make one reducer for each of `summed`. All ranks call it. Raises: PeerLostError.
 
-    Also returns the run with the exchange that is used, and `auto`'s choice if the recipe has that.
+    Also returns the run with the exchange that is used, and what `auto` chose, if it was asked.
     """
     config = run.recipe.exchange
     local: LocalRanks | None = None

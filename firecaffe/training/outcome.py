@@ -34,7 +34,7 @@ Span = tuple[Mark, Mark]
 
 @dataclass(frozen=True)
 class Timings:
-    """The seconds of step `step`, counted from 1, on one rank, by what took them."""
+    """The seconds of step `step`, counted from 1, on one rank, by activity."""
 
     step: int
     data_s: float
@@ -62,7 +62,7 @@ class Timings:
 
 @dataclass(frozen=True)
 class Spent:
-    """Seconds of exchanges and waits during a rank's computation, totals since the start."""
+    """Host seconds of exchanges and waits during a rank's computation, totals since the start."""
 
     layers_s: float | None = None
     """Exchanges between layers, forward and backward; None if no layer is split."""

@@ -1,7 +1,7 @@
 """Pieces of a training's state (see `training.state`), and a digest of the losses of all steps.
 
-For rules that need whole layers, `Wholes` makes whole tensors of the parts that ranks hold, which
-have this rank's names, under the names of the whole weights. It also divides them again.
+For rules that need whole layers, `Wholes` assembles the parts of tensors that ranks hold, renames
+them from this rank's names to those of the whole weights, and divides them again.
 """
 
 import hashlib

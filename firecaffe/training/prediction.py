@@ -38,7 +38,7 @@ from firecaffe.training.given_parts import About
 from firecaffe.user_code import failed, is_caffe
 
 GRAY = (19595, 38470, 7471)
-"""Weights of red, green and blue in 65536 of gray. Source: ITU-R BT.601, as Pillow rounds it."""
+"""Weights of red, green and blue in gray, per 65536. Source: ITU-R BT.601, as Pillow rounds it."""
 
 ARRAY = ".npy"
 
@@ -47,7 +47,7 @@ Read = Callable[[Path], list[tuple[str, Tensor]]]
 
 
 def list_files(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Return files, with images and arrays in folders; and lines on others. Raises: DataError."""
+    """List files, and images and arrays in folders. Add lines on others. Raises: DataError."""
     files: list[Path] = []
     unread: dict[str, Counter[str]] = {}
     for word in words:
@@ -300,7 +300,7 @@ def outputs_of(model: nn.Module, inputs: Any, config: TrainConfig, device: torch
 
 
 def meaning(task: str) -> str:
-    """Return the task of `READERS` with the same outputs, or another name. Raises: RecipeError."""
+    """Return the name in `READERS` for a task's outputs, or one not in it. Raises: RecipeError."""
     if not is_caffe(task):
         return task
     from firecaffe.tasks.caffe import meaning_of  # imported here, because only Caffe nets need it

@@ -298,7 +298,7 @@ class FaultTeller:
             self._world.watch.when_lost(self.write)
 
     def write(self, fault: Fault, goes_on: bool = False) -> Fault:
-        """Write a fault. Return it with any problem of that, and whether there is a checkpoint."""
+        """Write a fault. Return it with whether a checkpoint exists, and any problem of writing."""
         fault, then = known_in(self._folder, fault), GOES_ON if goes_on else UNKNOWN_NEXT
         problem = "" if self._folder is None else write_fault(self._folder, fault, then)
         return dataclasses.replace(fault, detail=f"{fault.detail}; {problem}") if problem else fault

@@ -148,7 +148,7 @@ class State:
         return collected
 
     def begin(self) -> None:
-        """Remember buffers that are not finite before the first step, such as a mask of -inf."""
+        """Remember buffers that are not finite before the first step, as a mask of infinities."""
         self._begun_infinite = {
             name
             for name, tensor in self._own_results().items()
