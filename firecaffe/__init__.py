@@ -8,7 +8,7 @@
 `train(…, workers=4)` trains on four processes of this host; without it, under torchrun, each rank
 is a worker. `firecaffe.launch(function, nproc_per_node=4)` runs a function of your own on workers.
 In a training script of your own, `firecaffe.parallelize(model)` replaces DistributedDataParallel,
-and `firecaffe.adapt` has what else fits into one.
+and `firecaffe.adapt` has further parts for such a script.
 """
 
 import sys
@@ -127,7 +127,7 @@ _RENAMED = {
     "local": "average_locally",
     "split": "split_layers",
 }
-"""Names that are in `adapt` now, with what they are called there. They go in the next release."""
+"""Names that moved to `adapt`, with their names there. The next release removes them."""
 
 __all__ = sorted(_PLACES)
 

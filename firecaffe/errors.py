@@ -249,7 +249,7 @@ def _is_memory_full(error: BaseException) -> bool:
 def file_error(error: OSError, where: str = "") -> RunError | None:
     """Return the error for a file that cannot be read or written; None for other errors.
 
-    where: a prefix of the line. Also None if memory is full, or for a rank's fault: it has a line.
+    where: a prefix of the line. Also None for full memory, and for a fault that has a line.
     """
     has_words = isinstance(error, FirecaffeError) or getattr(error, "fault", None) is not None
     if not error.filename or has_words or error.errno == errno.ENOMEM:

@@ -35,8 +35,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def without_compiler() -> Iterator[None]:
     """Replace the compiler with a stand-in in the block, unless it is loaded already.
 
-    The stand-in loads the compiler if it lacks what is asked for. Only one thread may compile in
-    the block: another one may get the stand-in.
+    The stand-in loads the compiler if it lacks what is asked for. The block is for one thread:
+    another one that begins to compile meanwhile may get the stand-in.
     """
     if NAME in sys.modules:
         yield

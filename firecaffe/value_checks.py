@@ -1,4 +1,4 @@
-"""Checks of the types of a recipe's values before their use, also if it is made in Python."""
+"""Checks of the types of a recipe's values before their use, also of recipes made in Python."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence

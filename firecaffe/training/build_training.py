@@ -139,7 +139,7 @@ def train_parts(
     own_plugins: Sequence[Plugin],
     has_ranks_checked: bool = False,
 ) -> Result:
-    """Train as `firecaffe.train`, with arguments that are checked, on this rank.
+    """Train on this rank as `firecaffe.train` does, with arguments that are checked.
 
     has_ranks_checked: whether a launcher checked every possible world size.
     """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from firecaffe.compression.fcz import Opened
 
 SECTIONS = ("model", "data", "task")
-"""The sections of a recipe that say which network it is, and what it is used on."""
+"""The sections of a recipe that define a network, its data and its task."""
 
 LEFT_OUT = (
     *("model.weights", "model.freeze", "data.path", "data.cache", "data.cache_bytes"),

@@ -65,7 +65,7 @@ class Pruning:
         wholes: Wholes,
     ) -> None:
         # weights: those that this rank updates, or parts of them. The others have whole weights'
-        # names as keys. Each pruned weight is in keep or threshold. rows: of weight_norm.
+        # names as keys. Each pruned weight is in keep or threshold. rows: see rows_of_directions.
         self._weights, self._keep, self._threshold = weights, keep, threshold
         self._rows = rows
         self._words, self._wholes = words, wholes
@@ -188,7 +188,7 @@ class Sharing:
         wholes: Wholes,
     ) -> None:
         # weights: those that this rank updates, or parts of them. bits: by whole weights' names.
-        # seed: of a random start.
+        # seed: for a random start.
         self._weights, self._bits, self._words, self._seed = weights, bits, words, seed
         self._wholes = wholes
         # the values by code before the first update, if they are not trained

@@ -1,4 +1,4 @@
-"""Exports a run's network to a file for other programs. A checked file alone gets its name."""
+"""Exports a run's network to a file for other programs, and checks it before renaming it."""
 
 import contextlib
 import io
@@ -49,7 +49,7 @@ class Predicting(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        let_go_of_extra_state(network)  # an exporter cannot follow it
+        let_go_of_extra_state(network)  # an exporter cannot trace it
         self.network = network
 
     def forward(self, inputs: Tensor) -> Tensor:

@@ -65,9 +65,9 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
     """Fix threads and kernels of this process in the block, and restore them afterwards.
 
-    Also restores the generators that the block seeds: torch's, python's and numpy's global. On a
-    GPU with `deterministic`, kernels are not benchmarked (each worker may choose others), TF32 is
-    off, and torch raises an error for an operation without a deterministic kernel.
+    Generators that the block seeds are restored, too: torch's, python's and numpy's global one.
+    On a GPU with `deterministic`, kernels are not benchmarked (each worker may choose others), TF32
+    is off, and torch raises an error for an operation without a deterministic kernel.
 
     Source: PyTorch's notes on reproducibility; cuBLAS, "Results reproducibility".
     """
@@ -220,7 +220,7 @@ class Forward:
         if config.autocast in AUTOCAST:
             dtype = AUTOCAST[config.autocast]
             # With a cached cast, the gradients of a layer's calls are summed in the shorter type.
-            # Torch caches none in layers split over ranks with own samples, so no split layer may.
+            # Torch caches none in split layers of own samples, so no split layer has cached casts.
             keeps = not is_split
             self.arithmetic = partial(torch.autocast, self.device.type, dtype, cache_enabled=keeps)
         self._first_leaf = 0

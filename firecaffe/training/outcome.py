@@ -54,7 +54,7 @@ class Timings:
     activations_s: float | None = None
     """The part of exposed_communication_s that exchanges between layers of a split network took.
 
-    With layers split by `rows`, it includes sums of weight gradients. The rest is other gradients.
+    With `rows`, it includes the sums of weights' gradients. The rest went to other gradients.
     """
     processor_s: float | None = None
     """On a CPU: the part of compute_s in which this rank's thread ran on a processor."""

@@ -156,7 +156,7 @@ def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, 
     """
     try:
         array = np.load(io.BytesIO(read_image_file(path)), allow_pickle=False)
-    except (ValueError, EOFError, OSError, MemoryError) as error:  # as a shape larger than the file
+    except (ValueError, EOFError, OSError, MemoryError) as error:  # e.g. a shape beyond the file
         said = " ".join(str(error).split())
         raise DataError(f"{path}: is no array that is read ({said:.80})") from error
     expected = "uint8" if about.sample_CHW else about.input_dtype

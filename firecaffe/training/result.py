@@ -67,7 +67,7 @@ class Result:
     idle_by_stage: list[float] | None
     """Share of a step that each stage waited for others, mean over ranks; None without stages."""
     peak_memory_bytes_by_rank: list[int]
-    """Each rank's peak: on a CPU of the process, with its libraries; on a GPU of tensors."""
+    """Each rank's peak: on a CPU, of the process with its libraries; on a GPU, of tensors."""
     optimizer_bytes_by_rank: list[int]
     """Bytes of the optimizer's tensors that each rank has at the end."""
     loss: float | None
@@ -177,7 +177,7 @@ class Result:
     def top5(self) -> float:
         """Share of test samples whose label is among the first five.
 
-        Raises: AttributeError in runs without it, as of other tasks or of five classes or fewer.
+        Raises: AttributeError in runs without it: of other tasks, or of five classes or fewer.
         """
         return self._metric("top5")
 

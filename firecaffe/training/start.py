@@ -127,7 +127,7 @@ class PassedOn(StoredByName):
         return self._kinds[name][1]
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor. All ranks have to ask for the same ones in the same order.
+        """Return a tensor. All ranks have to ask for the same tensors in the same order.
 
         Raises: AgreementError if rank 0 asks for another; CheckpointError on rank 0 if it cannot be
         read.

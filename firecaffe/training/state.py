@@ -3,12 +3,12 @@
 A *piece* is a set of named tensors: parameters, buffers, optimizer state, a compressor's memory.
 Either every rank holds all of a piece, the same bits, or each rank holds a part: some of the
 tensors (a node's memory, a replica, a server's weights), or some rows of them (a layer that is
-split among ranks). `parts` returns what this rank has. With that
+split among ranks). `parts` returns what this rank has. Thus
 
 - rank 0 alone writes a checkpoint, tensor by tensor, each whole and by its name. Nothing is
   gathered on a rank that does not write;
 - a rank that loads reads only what it holds. So any layout of ranks resumes any other's checkpoint;
-- the digests are those of whole tensors, whoever holds them.
+- digests are of whole tensors, however ranks hold them.
 
 In a checkpoint, state.safetensors has the pieces that all hold, as PIECE/NAME. Each other piece has
 its own file, PIECE.safetensors, with NAME. Loading looks at both, because a piece that four ranks
