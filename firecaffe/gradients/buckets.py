@@ -31,7 +31,16 @@ class Bucket:
         return int(self.views[self.members.index(member)].storage_offset())
 
 
+Leaf = list[Tensor]
+"""The tensors of one micro-batch, or their sums in a node of the tree."""
+
 Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
+
+
+def add_leaf(left: Leaf, right: Leaf) -> Leaf:
+    """Add in place."""
+    torch._foreach_add_(left, right)
+    return left
 
 
 def make_buckets(
@@ -76,6 +85,17 @@ def cut(tensors_bytes: Sequence[int], bucket_bytes: int) -> list[tuple[int, int]
             spans.append((start, index + 1))
             start, held, full = index + 1, 0, bucket_bytes
     return spans
+
+
+def with_early_tails(buckets: Sequence[Bucket], num_parameters: int) -> list[Bucket]:
+    """Return buckets with those of tails before the last one of gradients.
+
+    Tails are ready together with the last gradients. Sent after them, the few bytes of a tail would
+    wait in the network's queues.
+    """
+    tails = [bucket for bucket in buckets if bucket.members[0] >= num_parameters]
+    others = [bucket for bucket in buckets if bucket.members[0] < num_parameters]
+    return [*others[:-1], *tails, *others[-1:]]  # a stage may have no gradient
 
 
 def make_bucket(

@@ -21,6 +21,7 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import Node, Shares, TreeSum, equal_shares
@@ -35,7 +36,16 @@ from firecaffe.gradients.bucket_sums import (
     WeightGather,
     gradients_of,
 )
-from firecaffe.gradients.buckets import ALIGNMENT, Bucket, layout_of, make_buckets, views_like
+from firecaffe.gradients.buckets import (
+    ALIGNMENT,
+    Bucket,
+    Leaf,
+    add_leaf,
+    layout_of,
+    make_buckets,
+    views_like,
+    with_early_tails,
+)
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.shards import Shards, all_of
@@ -43,9 +53,6 @@ from firecaffe.gradients.threads import ExchangeThreads
 from firecaffe.gradients.totals import Totals, all_finite, each_finite, squared_norm
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.queue import queue_of
-
-Leaf = list[Tensor]
-"""The tensors of one micro-batch: one for each parameter, then the tail."""
 
 
 class GradientReducer:
@@ -79,33 +86,18 @@ class GradientReducer:
         """Whether any worker used each parameter in the finished step."""
         self.shards = shards or all_of(parameters)
         self._gather = WeightGather(exchange.world, self.shards, parameters)
-        route, world = exchange.route, exchange.world
+        self._brings_shards = bool(self.shards.cuts) and exchange.route.way == FOLD
         num_parameters = len(self.parameters)
-        self._unused = counts.new_zeros(num_parameters)
+        unused = counts.new_zeros(num_parameters)
+        self._unused, self._all_used = unused, torch.ones_like(unused)
         # The square fits into the alignment's padding: a longer bucket would change a ring's bits.
         self._has_square = bool(tail) and tail[0].shape == (1,) and tail[0].dtype == torch.float32
         self._no_square, self._measures = torch.zeros(1, device=counts.device), False
-        tail = self._with_square(tail)
-        self._all_used = counts.new_ones(num_parameters)
         self._tail_members = range(num_parameters, num_parameters + len(tail))
         self._counts_member = self._tail_members.stop
-        tensors = [*self.parameters, *tail, torch.cat([self._unused, counts])]
-        last = [*self._tail_members, self._counts_member]
-        tail_has_own_buckets = route.way in (CODEC, HOOK) or bool(self.shards.cuts)
-        groups = [ready_order, last] if tail_has_own_buckets else [[*ready_order, *last]]
-        self._alignment = ROW if route.way == CODEC else ALIGNMENT
-        self._brings_shards = bool(self.shards.cuts) and route.way == FOLD
-        rows = ROW if route.way == CODEC else 1
-        multiple = 1 if self._brings_shards else world.world_size * rows
-        self.buckets = make_buckets(
-            tensors, groups, bucket_bytes, multiple, exchange.empty, self._alignment
-        )
-        if tail_has_own_buckets:
-            # Tails are ready together with the last gradients. Sent after the gradients, the few
-            # bytes of a tail would wait in the network's queues.
-            tails = [bucket for bucket in self.buckets if bucket.members[0] >= num_parameters]
-            others = [bucket for bucket in self.buckets if bucket.members[0] < num_parameters]
-            self.buckets = [*others[:-1], *tails, *others[-1:]]  # a stage may have no gradient
+        self._alignment = ROW if exchange.route.way == CODEC else ALIGNMENT
+        last = [*self._with_square(tail), torch.cat([self._unused, counts])]
+        self.buckets = self._make_buckets(last, ready_order, bucket_bytes)
         self._view_of = {
             member: view
             for bucket in self.buckets
@@ -114,38 +106,53 @@ class GradientReducer:
         self.coded: CompressedSum | None = None  # without a compressor
         self._combine: Combine
         self._fold: Fold | None = None
+        self._choose_combine(hook)
+        self.queue, self._hooks = queue_of(counts.device), list[RemovableHandle]()
+        self._threads: ExchangeThreads | None = None
+        # A single worker also encodes in a thread: in the main thread torch may use several threads
+        # for one sum, which changes the order of addition.
+        if exchange.world.world_size > 1 or exchange.route.way == CODEC:
+            self._start_threads(counts.device)
+        self._counts: Callable[[], Tensor] | None = None
+        self._closing = False
+
+    def _make_buckets(
+        self, last: Sequence[Tensor], ready_order: Sequence[int], bucket_bytes: int
+    ) -> list[Bucket]:
+        way, tensors = self.exchange.route.way, [*self.parameters, *last]
+        rows = 1 if self._brings_shards else self.exchange.world.world_size
+        multiple = rows * ROW if way == CODEC else rows
+        settings = bucket_bytes, multiple, self.exchange.empty, self._alignment
+        late = range(len(self.parameters), len(tensors))
+        if way not in (CODEC, HOOK) and not self.shards.cuts:
+            return make_buckets(tensors, [[*ready_order, *late]], *settings)
+        return with_early_tails(make_buckets(tensors, [ready_order, late], *settings), late.start)
+
+    def _choose_combine(self, hook: tuple[object, Hook] | None) -> None:
+        exchange, route, world = self.exchange, self.exchange.route, self.exchange.world
         if route.way == CODEC:
             layouts = [layout_of(bucket, self.names) for bucket in self.buckets]
+            compressor = make_compressor(route.codec, layouts)
             self._combine = self.coded = CompressedSum(
-                world=world,
-                compressor=make_compressor(route.codec, layouts),
-                num_leaves=num_leaves,
-                level=route.level,
-                num_parameters=num_parameters,
+                world, compressor, self.num_leaves, route.level, len(self.parameters)
             )
         elif route.way == HOOK:
             assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
         elif route.way == FOLD:
-            self.share_out(equal_shares(num_leaves, world.world_size))
+            self.share_out(equal_shares(self.num_leaves, world.world_size))
         else:
             self._combine = AllReduce(exchange)
-        self.queue = queue_of(counts.device)
-        self._threads: ExchangeThreads | None = None
-        self._hooks = []
-        # A single worker also encodes in a thread: in the main thread torch may use several threads
-        # for one sum, which changes the order of addition.
-        if world.world_size > 1 or route.way == CODEC:
-            lanes = self._combine.lanes
-            self._threads = ExchangeThreads(world, lanes, counts.device, self.queue)
-            last_of_each = [bucket.members[-1] for bucket in self.buckets]
-            self._hooks = [
-                self.parameters[index].register_post_accumulate_grad_hook(self._on_ready)  # type: ignore[no-untyped-call]
-                for index in last_of_each
-                if index < len(self.parameters)
-            ]
-        self._counts: Callable[[], Tensor] | None = None
-        self._closing = False
+
+    def _start_threads(self, device: torch.device) -> None:
+        lanes = self._combine.lanes
+        self._threads = ExchangeThreads(self.exchange.world, lanes, device, self.queue)
+        last_of_each = [bucket.members[-1] for bucket in self.buckets]
+        self._hooks = [
+            self.parameters[index].register_post_accumulate_grad_hook(self._on_ready)  # type: ignore[no-untyped-call]
+            for index in last_of_each
+            if index < len(self.parameters)
+        ]
 
     def __enter__(self) -> Self:
         return self
@@ -191,7 +198,8 @@ class GradientReducer:
         if self.coded is not None:
             self.coded.begin_step(scale)
         top_level = self._combine.top_level
-        self._counter: TreeSum[Leaf] = TreeSum(self.num_leaves, _add_in_place, top_level)
+        # A leaf has a tensor for each parameter, then the tail.
+        self._counter: TreeSum[Leaf] = TreeSum(self.num_leaves, add_leaf, top_level)
         self._merged: list[Leaf] = []
         self._node = Node(0, 0)
         self._next_bucket = 0
@@ -278,8 +286,7 @@ class GradientReducer:
         summed = self.queue.mark()
         used, counts = self._view_of[self._counts_member].tensor_split([len(self.parameters)])
         # If this rank used all parameters, the others' flags do not matter.
-        by_any = self._used if all(self._used) else used.tolist()
-        self.used = [bool(flag) for flag in by_any]
+        self.used = [*map(bool, self._used if all(self._used) else used.tolist())]
         for index, is_used in enumerate(self.used):
             # A compressor's memory may arrive in a step that does not use the parameter.
             has_any = is_used or (self.coded is not None and bool(self._view_of[index].any()))
@@ -391,8 +398,3 @@ class GradientReducer:
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
-def _add_in_place(left: Leaf, right: Leaf) -> Leaf:
-    torch._foreach_add_(left, right)
-    return left

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.leaves import Node, Shares, TreeSum, largest_nodes, sum_of_nodes
 from firecaffe.gradients.bucket_sums import CompressedSum
-from firecaffe.gradients.buckets import layout_of, make_bucket, views_like
+from firecaffe.gradients.buckets import Leaf, add_leaf, layout_of, make_bucket, views_like
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
@@ -150,9 +150,6 @@ class _ByOwnKeys(Mapping[str, Tensor]):
 BLOCK_ELEMENTS = 65_536
 """Elements of a block on a CPU: 256 kB per node, so that a few nodes' blocks fit into its cache."""
 
-Leaf = list[Tensor]
-"""The flat gradients of a micro-batch by parameter, then for each parameter whether it was used."""
-
 
 class PartSums:
     """Sums gradients of parts: `begin`, `add` for each round of micro-batches, `finish`."""
@@ -197,7 +194,7 @@ class PartSums:
         for parameter in self.parameters:
             parameter.grad = None
         self._counters: list[TreeSum[Leaf]] = [
-            TreeSum(self._num_leaves, _add_in_place, self._level) for _ in self._own
+            TreeSum(self._num_leaves, add_leaf, self._level) for _ in self._own
         ]
 
     def undo_step(self) -> None:
@@ -247,6 +244,7 @@ class PartSums:
         return vectors[0], torch.stack(ends).isfinite().all()
 
     def _leaf(self, gradients: Gradients) -> Leaf:
+        """Return the flat gradients by parameter, then for each whether it was used."""
         like = self.parameters[0]
         uses = like.new_tensor([float(parameter in gradients) for parameter in self.parameters])
         parts = [
@@ -256,11 +254,6 @@ class PartSums:
             for parameter in self.parameters
         ]
         return [*parts, uses]
-
-
-def _add_in_place(left: Leaf, right: Leaf) -> Leaf:
-    torch._foreach_add_(left, right)
-    return left
 
 
 def _blocks(vectors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
