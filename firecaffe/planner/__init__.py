@@ -1,1 +1,1 @@
-"""Forecasts what a training takes on a cluster, from descriptions; starts no process."""
+"""Forecasts the time, memory and cost of a training on a described cluster; starts no process."""

@@ -1,7 +1,7 @@
 """Explains what limits a plan and what to change first, and how much faster each change is.
 
-What two forecasts of a training share is off by the same factor in both: computing, as the device
-is one, and the exchange if the link is one, too. Two links may be off in opposite ways.
+Two forecasts of a training share errors: computing is off by the same factor, because the device is
+the same, and so is the exchange over the same link. Two links may be off in opposite directions.
 """
 
 from collections.abc import Sequence
@@ -233,12 +233,12 @@ def _way(exchange: str, compressor: str) -> str:
 
 
 On = tuple[Cluster, Forecast]
-"""A forecast, and the cluster that it is of."""
+"""A cluster, and a forecast on it."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Samples a second of the one over the other's, minus 1."""
+    """One forecast's samples/s over another's, minus 1, with its band."""
 
     middle: float
     low: float
@@ -252,7 +252,7 @@ class Gain:
 def gain_of(work: Workload, other: On, over: On) -> Gain:
     """Compare `other` with `over`, on clusters of the same device.
 
-    Computing, jitter and slow-down are each off to any side, but to the same one in both.
+    Computing, jitter and slow-down may each be off to either side, but to the same side in both.
     """
     costs = [StepCost(work, on, row.exchange, row.compressor) for on, row in (other, over)]
     workers = [row.workers for _, row in (other, over)]

@@ -1,10 +1,10 @@
-"""Prices what workers send each other between two layers of a network.
+"""Prices the messages of workers between two layers of a network.
 
-Forward, outputs that several workers made from parts of the inputs are summed, and each of these
-workers gets its share of the sum (reduce-scatter). Then each worker receives what it lacks of its
-next input. Backward does the same with gradients. Messages go straight to their receivers, as in
-`exchange.collectives`. If several workers have a part, the nearest send equal shares of it. The
-worker that lacks most stands for all.
+In forward, a reduce-scatter sums outputs that workers computed from different parts of the inputs:
+each of these workers gets a share of the sum. Then each worker receives the part of its next input
+that it lacks. Backward does the same with gradients. Messages go directly to their receivers, as in
+`exchange.collectives`. If several workers have a part, the nearest ones send equal shares of it.
+The worker that lacks most determines the time.
 
 Source: the model of rounds of Thakur, Rabenseifner and Gropp 2005, as in `planner.round_prices`.
 """
@@ -39,7 +39,7 @@ class MessageTraffic:
 
 
 class Exchanges:
-    """Exchanges between layouts of all workers of a network; results are cached by form."""
+    """Prices exchanges between layouts of a network's workers; caches results by form."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -58,7 +58,7 @@ class Exchanges:
 
     @cached_property
     def _level(self) -> NDArray[np.int64]:
-        """The link between each two ranks, shape (ranks, ranks)."""
+        """The number of the link between each pair of ranks, shape (ranks, ranks)."""
         ranks = np.arange(self.network.world_size)
         level = np.full((len(ranks), len(ranks)), len(self.network.links) - 1)
         for number, link in [*enumerate(self.network.links)][-2::-1]:
@@ -82,7 +82,7 @@ class Exchanges:
         return MessageTraffic(of_links, of_links * box, (size - 1) * box)
 
     def halos(self, digit: Digit, share: float) -> MessageTraffic:
-        """Exchange halves of a share of the tensor with both neighbors in a digit."""
+        """Exchange half of a share of the tensor with each of both neighbors in a digit."""
         stride, size = digit
         ends = [self.network.level(r * stride, (r + 1) * stride) for r in range(size - 1)]
         messages = np.zeros(len(self.network.links))
@@ -94,7 +94,7 @@ class Exchanges:
         return MessageTraffic(messages, messages * share / 2)
 
     def fetch(self, have: Form, need: Form) -> MessageTraffic:
-        """Send each worker, which has one box of a tensor, what it lacks of another box."""
+        """Send each worker, which has one box of a tensor, the rest of the box that it needs."""
         key = have, need
         if key not in self._fetched:
             self._fetched[key] = self._fetch(have, need)
@@ -148,7 +148,7 @@ class Exchanges:
         return self._overlaps[key]
 
     def seconds(self, traffics: Sequence[MessageTraffic], num_bytes: float, rounds: float) -> float:
-        """Seconds of exchanges in sequence, each in `rounds` parts; num_bytes: of the batch."""
+        """Seconds of exchanges in sequence, each in `rounds` parts; num_bytes: the batch's."""
         messages, share, added = stacked(traffics, len(self.network.links))
         return float(self.seconds_of(messages, share, added, num_bytes, rounds).sum())
 
@@ -196,7 +196,7 @@ class Boundary:
 def boundary(
     exchanges: Exchanges, before: LayerLayout, after: LayerLayout, has_gradient: bool = True
 ) -> Boundary:
-    """Plan exchanges of two layers. has_gradient: whether the tensor between needs a gradient."""
+    """Plan exchanges between two layers. has_gradient: whether their tensor needs a gradient."""
     sums, choices = [], []
     forward = before.inputs > 1
     backward = after.outputs > 1 and has_gradient

@@ -1,11 +1,11 @@
 """Fits a cluster's parameters to measurements and to finished runs.
 
-Fits are of relative errors, so a millisecond and a minute count equally, with parameters above 0.
+Fits use relative errors, so a millisecond and a minute count equally. Parameters are above 0.
 
 A run's steps replace the figures for its network (`device.measured`) and the scatter of ranks
 (`device.jitter`). A link's bandwidth is fitted to the runs whose outermost link it is, its latency
 only if there are LATENCY_RUNS of them. Runs whose step hardly depends on the bandwidth are left
-out, and a link stays unchanged if its fitted rate does not matter either.
+out. A link stays unchanged if the steps hardly depend on its fitted rate either.
 """
 
 from collections import defaultdict
@@ -112,7 +112,7 @@ def jitter_of(spread: float, micro_batches: float) -> float:
 
 LATENCY_RUNS = 3
 LEAST_CHANGE = 0.03
-"""Share of a step that halving a link's bandwidth must add, so that a run tells of the link."""
+"""The share of a step that halving a link's bandwidth must add; else its fit omits the run."""
 LEAST_ERROR = 0.02
 """Least error of a time that was measured in one run."""
 
@@ -137,7 +137,7 @@ class FinishedRun:
 def learn(
     cluster: Cluster, folders: Sequence[Path], *, trust_code: bool = False
 ) -> tuple[Cluster, list[str]]:
-    """Correct the cluster by the runs in these folders; also returns a line for each thing learned.
+    """Correct the cluster by the runs in these folders; also return a line for each correction.
 
     trust_code: whether the runs' code may be executed. Raises: RunError if a run has no forecast.
     """
@@ -209,7 +209,7 @@ def _read(folder: Path, trust_code: bool) -> FinishedRun:
 
 
 def _alone_s(run: FinishedRun, cluster: Cluster) -> float:
-    """Compute seconds of a step, less the slowdown by its exchange as forecast."""
+    """Compute seconds of a step, without the forecast slowdown by its exchange."""
     if run.world_size == 1 or not cluster.device.exchange_slowdown:
         return run.parts["compute_s"]
     unslowed = replace(cluster, device=replace(cluster.device, exchange_slowdown=0.0))

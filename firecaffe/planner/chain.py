@@ -1,8 +1,8 @@
 """Describes a network as a chain of units, which are layers that may be split.
 
-Layers stand in the order in which they are called. Branches (an inception module's, a residual
-block's) are treated as one sequence, in which each keeps the size of its input. So costs of layers
-in one layout are right, but the cost of a change of layout within a branched module is not.
+Layers are in the order in which they are called. Branches (an inception module's, a residual
+block's) are treated as one sequence, in which each layer keeps its real input size. So the costs of
+layers in one layout are right, but not the cost of a change of layout within a branched module.
 """
 
 from collections import Counter
@@ -30,7 +30,7 @@ BY_ELEMENT = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
     *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Dropout),
 )
-"""Modules that work on each element by itself, as in `parallel.tensor`."""
+"""Element-wise modules, as in `parallel.tensor`."""
 
 NORMS = (nn.LocalResponseNorm, LocalResponseNorm)
 """Modules that also see neighboring channels."""
@@ -66,7 +66,7 @@ class ImageRows:
         return _largest(self.outputs, parts, workers)
 
     def seen(self, parts: int, workers: int) -> float:
-        """Rows that the busiest worker's parts see, with repeats, over all; 0 without slide."""
+        """Rows that the busiest worker's parts read, with repeats, over all rows; 0 if no slide."""
         if self.slide is None:
             return 0.0
         windows, per_worker = part_windows(self.slide, self.rows, parts), parts // workers
@@ -94,7 +94,7 @@ def _slide_of_pool(part: Any) -> Slide | None:
 
 
 def images_in(network: nn.Module, run: Callable[[], object]) -> Mapping[str, ImageRows]:
-    """Find the images that modules take in a run, by name; modules of whole images are left out."""
+    """Find the images that modules get in a run, by name; omit modules that need whole images."""
     images: dict[str, ImageRows] = {}
 
     def note(name: str, part: nn.Module, taken: tuple[Any, ...]) -> None:
@@ -136,18 +136,18 @@ class PathWork:
     """Layers that several paths need, which every worker computes."""
     works: tuple[tuple[LayerWork, ...], ...]
     sizes: tuple[int, ...]
-    """Numbers that each path holds; paths are shared out by them."""
+    """The size of each path's tensors, by which paths are balanced over workers."""
     outputs: tuple[int, ...]
     taken: int
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A layer and the modules behind it that work on its parts; numbers are of one sample."""
+    """A layer and the modules after it that work on its parts; numbers are per sample."""
 
     name: str
     works: tuple[LayerWork, ...]
-    """The layer is first, unless modules stand before the network's first layer."""
+    """The layer is first, except that the first unit begins with the modules before its layer."""
     inputs: float
     outputs: float
     """Numbers that the layer itself makes."""
@@ -174,7 +174,7 @@ class Unit:
 
 
 def chain_of(config: ModelConfig, work: Workload, paths: Collection[str] = ()) -> tuple[Unit, ...]:
-    """Build the chain of a workload's network, and the loss, on the meta device.
+    """Build the chain of a workload's network, which ends with the loss, on the meta device.
 
     paths: modules that are split by paths. Raises: as `planner.workload.layers_of`.
     """
@@ -235,7 +235,7 @@ def units_of(works: tuple[LayerWork, ...], modules: Modules) -> tuple[Unit, ...]
     first: list[LayerWork] = []
     for work in works:
         name = work.name.partition("#")[0]
-        # A layer that is called twice stays whole, as its calls are at two places of the chain.
+        # A layer that is called twice stays whole: its calls are at two places of the chain.
         is_once = calls[name] == 1
         images = modules.images.get(name) if is_once else None
         if (module := _module_of(name, modules.paths)) is not None:

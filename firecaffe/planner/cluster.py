@@ -1,10 +1,10 @@
-"""A cluster as data: its devices, links, storage and prices, from a TOML file, or slower than that.
+"""A cluster as data: its devices, links, storage and prices, which a TOML file describes.
 
 Links are listed from the inside out. Each joins the groups of the link before it (the first link:
 single devices) into groups of `group` devices; the last one joins all. A group has `ports` ports
 into the link, which its devices share; a port sends and receives at once. `error` is how far a
-figure may be off, as a share of it: in a measured file the measured error, in a shipped one what is
-usual between a data sheet and a training.
+figure may be off, as a share of the figure: in a measured file the measured error, in a shipped
+file the usual difference between a data sheet and a training.
 """
 
 from dataclasses import dataclass, field, replace
@@ -64,7 +64,7 @@ class Device:
     """The share by which computing takes longer during an exchange."""
     jitter_error: Amount = 0.0
     slowdown_error: Amount = 0.0
-    """Both: how far the figure may be off, as a factor of 1 + error."""
+    """Both errors: the figure may be off by a factor of 1 + error."""
     error: Amount = 0.3
     measured: tuple[MeasuredStep, ...] = ()
 
@@ -88,9 +88,9 @@ class Link:
     """Rate of each rank, all at once, in shared memory; 0: none or unknown. Innermost link only."""
     error: Amount = 0.15
     exchange_scale: Rate = 1.0
-    """Time of exchanges whose outermost link it is, over what the other figures say."""
+    """Time of exchanges whose outermost link this is, over their time by the other figures."""
     efficiency: dict[str, Rate] = field(default_factory=dict, hash=False)
-    """Predicted over measured time of exchanges that were measured."""
+    """Predicted over measured time, by exchange, if it was measured."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Storage:
     read_bytes_per_s: Rate
     error: Amount = 0.3
     decoded_images_per_s: Amount = 0.0
-    """Decoding rate of all threads of a node; 0 if not measured, then nobody waits for it."""
+    """Decoding rate of all threads of a node; 0 if not measured: then it takes no time."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _check(cluster: Cluster) -> None:
 
 
 def slower(cluster: Cluster, compute: float, link: float) -> Cluster:
-    """Return the cluster with devices and links that take so many times as long."""
+    """Return the cluster with devices and links that take `compute` and `link` times as long."""
     device = cluster.device
     measured = tuple(
         replace(
@@ -231,15 +231,15 @@ def slower(cluster: Cluster, compute: float, link: float) -> Cluster:
 
 
 def crowding(cluster: Cluster, workers: int, threads: int = 1) -> float:
-    """Return threads over cores on a full node, and 1 if there are cores enough or unknown."""
+    """Return threads over cores on a full node; 1 if the cores suffice or are unknown."""
     busy = min(workers, cluster.devices_per_node) * threads
     return max(1.0, busy / cluster.cores_per_node) if cluster.cores_per_node else 1.0
 
 
 def on_cores(cluster: Cluster, workers: int, threads: int = 1) -> Cluster:
-    """Return the cluster as so many workers have it, who share cores if a node has too few.
+    """Return the cluster as `workers` see it: slower if a node has too few cores for them.
 
-    The returned cluster does not know its cores, so a second call changes nothing.
+    A slower cluster has `cores_per_node` 0, so a second call changes nothing.
     """
     factor = crowding(cluster, workers, threads)
     return cluster if factor == 1 else replace(slower(cluster, factor, 1.0), cores_per_node=0)

@@ -1,6 +1,6 @@
 """Prices compressors on a network: their bytes on the wire, and their passes over memory.
 
-A worker with k nodes of the micro-batch tree encodes and sends k payloads. Codecs of rows send an
+A worker with k nodes of the micro-batch tree encodes and sends k payloads. Row codecs use an
 all-to-all of every node's shards and an all-gather of the totals; other codecs an all-gather.
 """
 
@@ -16,7 +16,7 @@ from firecaffe.planner.simulate import Network
 from firecaffe.planner.workload import Workload
 
 MEASURED = ONE_BY_ONE
-"""Compressors whose sums of any vector tell of a network's gradients."""
+"""Compressors whose times for any vector also hold for a network's gradients."""
 
 PRICED = tuple(
     name for name, codec in COMPRESSORS.items() if isinstance(codec, LowRank) or name in ONE_BY_ONE
@@ -38,10 +38,10 @@ def coded_s(
     memory_rate: float,
     sizes: Sequence[int],
 ) -> list[float]:
-    """Seconds for vectors of so many elements.
+    """Seconds to exchange vectors of these sizes, in elements.
 
-    share: bytes of an encoded node over its float32's. nodes: of all workers. memory_rate: bytes/s
-    that the device reaches.
+    share: bytes of an encoded node over its bytes as float32. nodes: the number for all workers.
+    memory_rate: bytes/s that the device reaches.
     """
     local_nodes = -(-nodes // network.world_size)
     passes = PASSES * local_nodes
@@ -63,7 +63,7 @@ def coded_s(
 def coded_gradients_s(
     name: str, workload: Workload, network: Network, memory_rate: float, sizes: Sequence[int]
 ) -> list[float]:
-    """Seconds for buckets of a workload's gradients, of so many elements; as `coded_s`."""
+    """Seconds to exchange buckets of a workload's gradients; sizes: as in `coded_s`."""
     nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
     return coded_s(name, sent_share(name, workload), nodes, network, memory_rate, sizes)
 
@@ -74,7 +74,7 @@ def half_coded_s(size_bytes: float, memory_rate: float) -> float:
 
 
 def sent_share(name: str, workload: Workload) -> float:
-    """Bytes of an encoded node over those of its float32."""
+    """Bytes of an encoded node over its bytes as float32."""
     if isinstance(codec := COMPRESSORS[name], LowRank):
         shapes = [shape for layer in workload.layers for shape in layer.shapes]
         thin = sum(_thin(shape, codec.rank) for shape in shapes)
@@ -83,7 +83,7 @@ def sent_share(name: str, workload: Workload) -> float:
 
 
 def share_of_any(name: str) -> float:
-    """Bytes of an encoded node over its float32's, by a codec of ONE_BY_ONE."""
+    """Bytes of an encoded node over its bytes as float32, for a codec of ONE_BY_ONE."""
     codec = COMPRESSORS[name]
     if isinstance(codec, RowCodec):
         return codec.row_bytes / (codec.row_elements * BYTES_PER_ELEMENT)

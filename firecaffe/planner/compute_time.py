@@ -1,10 +1,10 @@
 """Forecasts compute times kernel by kernel, corrected by measurements on the device.
 
-A kernel that multiplies takes its operations at a share of the device's peak, and its bytes at a
-share of the memory rate; others take their bytes alone. Each has the device's overhead. The shares
-are those of the device's library: see `library_rates`. Backward multiplies as much again for the
-inputs and for the weights. The overhead does not shrink with the batch, so small batches use less
-of the device (the "skinny" effect of Keuper and Pfreundt 2016).
+A kernel's time is that of its multiplications at a share of the device's peak, if it has any, plus
+that of its bytes at a share of the memory rate, plus the device's overhead. The shares are those of
+the device's library: see `library_rates`. Backward multiplies as much again for the inputs and for
+the weights. The overhead does not shrink with the batch, so small batches use less of the device
+(the "skinny" effect of Keuper and Pfreundt 2016).
 
 Source: Williams, Waterman, Patterson 2009 (roofline); Hockney 1991 (half-performance length).
 """
@@ -96,7 +96,7 @@ def kernels_s(
 
 @dataclass(frozen=True)
 class OnDevice:
-    """A device in some arithmetic: its rates, with its library's shares of them."""
+    """A device's rates in one arithmetic, with its library's shares of them."""
 
     arithmetic: str
     rates: Rates
@@ -171,7 +171,7 @@ def copies_s(workload: Workload, device: Device) -> float:
 
 
 def doubts_of(workload: Workload, device: Device) -> list[str]:
-    """Say where a forecast takes other arithmetic, or another layout in memory, than asked for."""
+    """Describe where a forecast assumes other arithmetic or memory layout than was asked for."""
     said, peaks = [], device.peak_flops
     if not _peak(workload.precision, peaks):
         said.append(f"{device.name} has no rate of {workload.precision}; that of float32 is taken")

@@ -1,16 +1,16 @@
 """The epochs that a network needs to a target, against the global batch size.
 
 E(B) = E_min (1 + B / B_crit) (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training",
-equation 5.1 in epochs): a straight line in B, fitted by least squares of relative errors. Batches
-have other hyperparameters, so points deviate from the line, and close batches deviate in the same
-way. The deviations are a Gaussian process in ln B with the line as its basis (Rasmussen and
-Williams 2006, section 2.7). So the answer follows the points, and its band widens between and
-beyond them and by the fit's residuals. `benchmarks/planner/epochs_law.py` chose FORM, and
-says how far off.
+equation 5.1 in epochs): a straight line in B, fitted by least squares of relative errors.
+Hyperparameters differ between batch sizes, so points deviate from the line, and close batch sizes
+deviate similarly. The deviations are a Gaussian process in ln B with the line as its basis
+(Rasmussen and Williams 2006, section 2.7). So predictions follow the points, and their band widens
+between and beyond the points, and with the fit's residuals. `benchmarks/planner/epochs_law.py`
+chose FORM, and measures the errors.
 
 A measured gradient noise scale S is a further row of the fit: ln B_crit is near
-ln (NOISE_FACTOR · S). Its spread is wide, so it counts if there is one batch, or if batches are too
-close to tell B_crit. `benchmarks/planner/epochs_by_noise.py` says how far off.
+ln (NOISE_FACTOR · S). Its spread is wide, so it matters only for one batch, or if batches are too
+close to determine B_crit. `benchmarks/planner/epochs_by_noise.py` measures the errors.
 """
 
 from collections.abc import Sequence
@@ -28,11 +28,11 @@ Array = NDArray[np.float64]
 
 BAND = 0.8
 MOST_WIDTH = 50.0
-"""The most of ln epochs, or of ln B_crit, by which a band's ends are off: it says nothing then."""
+"""A band's largest half-width in ln epochs or ln B_crit; a band so wide says nothing."""
 REACH = 2.0
-"""Times the smallest and the largest batch given: beyond, the law does not know."""
+"""The factor below the smallest and above the largest given batch up to which the law predicts."""
 REACH_BY_NOISE = 16.0
-"""Times the smallest and the largest batch, if the noise scale is known."""
+"""REACH if the noise scale is known."""
 RUN_SPREAD = 0.03
 """Relative standard deviation of a run's epochs: the median of benchmarks/published/epochs.toml."""
 
@@ -63,10 +63,10 @@ class Deviations:
     length: float
     """Difference of ln B at which the correlation is 1 / e; 0 if they are independent."""
     prior: float
-    """The number of residuals that `scatter` counts for, beside the fit's own."""
+    """The number of residuals that `scatter` is worth, next to the fit's own."""
 
     def correlation(self, a: Array, b: Array) -> Array:
-        """Between batches a and b: a matrix [len(a), len(b)]."""
+        """The correlation between batches a and b: a matrix [len(a), len(b)]."""
         apart = np.abs(np.log(a)[:, None] - np.log(b))
         alike = np.exp(-apart / self.length) if self.length else apart == 0
         return np.asarray(alike, dtype=np.float64)
@@ -75,14 +75,14 @@ class Deviations:
 FORM = Deviations(scatter=0.03, length=0.5, prior=2.0)
 
 ROUNDING = 1e-9
-"""A rise up to the largest batch, over E_min, that is none: equal epochs are solved no closer."""
+"""A smaller rise up to the largest batch, over E_min, is a rounding error of equal epochs."""
 
 NOISE_FACTOR = 2.0
-"""B_crit over the noise scale, as is usual."""
+"""The usual ratio of B_crit to the noise scale."""
 NOISE_SPREAD = 0.9
-"""The standard deviation of its logarithm."""
+"""The standard deviation of the ratio's logarithm."""
 NOISE_REACH = 6.0
-"""Standard deviations within which B_crit is sought."""
+"""Standard deviations within which B_crit is searched for."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ class Epochs:
 
 @dataclass(frozen=True)
 class EpochsLaw:
-    """The law through two points or more, or one and the noise scale.
+    """The law fitted to two points or more, or to one and the noise scale.
 
-    Raises: RecipeError for points that bear none.
+    Raises: RecipeError for points that determine no law.
     """
 
     target: str
@@ -131,7 +131,7 @@ class EpochsLaw:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The batches between which it claims to know."""
+        """The smallest and the largest batch for which the law predicts epochs."""
         batches = [point.batch for point in self.points]
         reach = REACH if self.noise_scale is None else REACH_BY_NOISE
         return min(batches) / reach, max(batches) * reach
@@ -149,7 +149,7 @@ class EpochsLaw:
 
     @property
     def b_crit_band(self) -> tuple[float, float]:
-        """Its band of 80 %: low, high. Only for points that rise, with an E_min above 0."""
+        """The 80 % band of B_crit: low, high. It needs points that rise, and an E_min above 0."""
         least, slope = self._line
         tilt = np.array([1 / least, -1 / slope])  # ln B_crit is linear in the line, to first order
         excess, freedom = self._excess
@@ -175,7 +175,7 @@ class EpochsLaw:
         return middle / times, middle, middle * times
 
     def predicted(self, batch: float) -> tuple[float, float, float]:
-        """Student's t of ln epochs of one run: exp(middle), width, degrees of freedom."""
+        """Predict ln epochs of one run by Student's t: exp(middle), width, degrees of freedom."""
         given, inverse, basis = self._batches, self._inverse, self._basis
         least, slope = self._line
         fitted = least + slope * batch
@@ -249,7 +249,7 @@ class EpochsLaw:
         from scipy.optimize import minimize_scalar  # takes a tenth of a second
 
         def fitted(off: float) -> tuple[float, float]:
-            """E_min if ln B_crit is so far off, and how unlikely that is."""
+            """E_min if ln B_crit is off from the usual one by `off`, and the misfit."""
             column = self._basis @ np.array([1.0, exp(-off) / usual])
             least = (column @ self._inverse).sum() / (column @ self._inverse @ column)
             missed = 1 - least * column
@@ -262,7 +262,7 @@ class EpochsLaw:
 
 
 def _times(width: float, freedom: float) -> float:
-    """The factor by which the ends of a band are off."""
+    """The factor between a band's middle and its ends."""
     return exp(min(MOST_WIDTH, width * _student(freedom)))
 
 

@@ -1,9 +1,9 @@
 """Forecasts a workload on a number of workers of a cluster, with one exchange.
 
-Times have a band: computing by the device's error and exchanges by the link's, both to the same
-side. Memory has the band of what libraries may hold. A band covers what is unknown of the cluster,
-not how a run scatters. Failures and checkpoints cost time by Daly 2006 ("A higher order estimate of
-the optimum checkpoint interval for restart dumps"), first order. Epochs follow `EpochsLaw`.
+Times have a band: computing is off by the device's error and exchanges by the link's, both to the
+same side. Memory has a band for what libraries may hold. A band covers what is unknown about the
+cluster, not the scatter of runs. Failures and checkpoints cost time by Daly 2006 ("A higher order
+estimate of the optimum checkpoint interval for restart dumps"), first order. Epochs: `EpochsLaw`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -116,7 +116,7 @@ def exchanges_on(cluster: Cluster, world_size: int) -> list[str]:
 
 
 def check_plan(workload: Workload, cluster: Cluster, world_size: int, row_size: int = 1) -> None:
-    """Raise RecipeError if so many workers cannot do this. row_size: workers of one model."""
+    """Raise RecipeError for an impossible number of workers. row_size: workers of one model."""
     if world_size < 1:
         raise RecipeError(f"{option('workers')} is {world_size}; it must be at least 1")
     leaves = workload.num_micro_batches
@@ -141,7 +141,7 @@ def forecast(
     exchange: str,
     compressor: str = NO_COMPRESSOR,
 ) -> Forecast:
-    """Forecast one row. Raises: RecipeError; ValueError if such workers cannot use the exchange."""
+    """Forecast one row. Raises: RecipeError; ValueError if the exchange excludes the workers."""
     check_plan(workload, cluster, world_size)
     if compressor != NO_COMPRESSOR:
         _check_nodes(workload, world_size)
@@ -195,7 +195,7 @@ def forecast(
 
 
 def _band(cost: StepCost, world_size: int, errors: tuple[float, float]) -> tuple[Step, Step]:
-    """The step if all that may be off is off to the lower side, and if to the upper."""
+    """The steps with all uncertain figures at their lower ends, and at their upper ends."""
     device, storage = cost.cluster.device, cost.cluster.storage
     compute, exchange = errors
     read = storage.error if storage else 0.0
@@ -235,7 +235,7 @@ def forecasts(
     exchanges: Sequence[str] | None = None,
     compressors: Sequence[str] = (NO_COMPRESSOR,),
 ) -> list[Forecast]:
-    """Forecast all workers with all exchanges, the workload's included, and each compressor."""
+    """Forecast each number of workers with each exchange, also the workload's, and compressor."""
     rows = []
     for world_size in workers:
         check_plan(workload, cluster, world_size)

@@ -1,4 +1,4 @@
-"""Forecasts of known rates that corrected nothing, beside what was measured."""
+"""Compares forecasts with the measured rates that were not used to correct them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ def judged_rates(
 
 
 def judgement(learned: Learned) -> list[str]:
-    """Say how good forecasts of the other rows of a file are: a line each, and one of all."""
+    """Describe the errors of forecasts of rows without `fit`: a line each, and a summary."""
     clusters = [learned.cluster_of(number) for number in range(len(learned.trainings))]
     judged = judged_rates(learned.trainings, clusters)
     if not judged:

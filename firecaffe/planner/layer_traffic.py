@@ -50,7 +50,7 @@ WORDS: dict[type[nn.Module], dict[str, Volume]] = {
 
 @dataclass(frozen=True)
 class LayerVolumes:
-    """One layer with weights, in numbers that each worker sends in a step."""
+    """The volumes of a layer with weights, in numbers that each worker sends in a step."""
 
     name: str
     kind: str
@@ -102,9 +102,9 @@ class Volumes:
 
 
 def volumes_of(config: ModelConfig, layout: Layout, batch_size: int, workers: int) -> Volumes:
-    """Find what a network's layers would send, on the meta device.
+    """Compute the volumes of a network's layers, on the meta device.
 
-    Raises: RecipeError if nothing is trained, or it does not take such samples; OwnCodeError.
+    Raises: RecipeError if it has no trained weights or does not take such samples; OwnCodeError.
     """
 
     def find(network: nn.Module, inputs: Any) -> tuple[list[Layer], list[PathsVolumes]]:
@@ -155,7 +155,7 @@ def layers_on(network: nn.Module, inputs: Any) -> list[Layer]:
         call = calls[part]
         volumes = WORDS.get(type(part), {})
         if not call.outputs or any(times[id(parameter)] > 1 for parameter in trained):
-            volumes = {}  # it is not in the step, or `split` refuses it
+            volumes = {}  # the layer is not called, or `split` refuses it
         elements = _elements(part) if volumes else (1, 1)
         if isinstance(part, nn.Conv2d) and part.groups > 1:
             volumes, elements = dict.fromkeys(volumes, by_both), (part.groups, part.groups)

@@ -1,10 +1,10 @@
-"""Layouts, which say how workers share a layer: its samples, outputs and inputs.
+"""Layouts: how workers share a layer's samples, outputs and inputs.
 
-A worker's rank is a mixed radix number. The batch is its first digit, so workers next to each other
-hold one model; outputs and inputs follow in either order. A layout says which digit cuts what, and
-a `Form` says which box of a tensor (samples by channels) each worker then has.
+A rank is read as a mixed-radix number. Its first digit is the batch, so neighboring ranks hold one
+model; outputs and inputs follow in either order. A layout assigns digits to dimensions, and a
+`Form` describes the box of a tensor (samples by channels) that each worker then has.
 
-Source: configurations of Jia et al. 2019 (FlexFlow) and Elango 2021 (PaSE), without space.
+Source: configurations of Jia et al. 2019 (FlexFlow) and Elango 2021 (PaSE), without spatial splits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Digit = tuple[int, int]
 class Form:
     """Each worker's box of a batch's tensor, by the digits that cut its samples and its channels.
 
-    The first digit cuts into the largest pieces. Workers that differ in other digits share a box.
+    The first digit cuts the largest pieces. Workers that differ only in other digits share a box.
     """
 
     samples: tuple[Digit, ...] = ()
@@ -64,7 +64,7 @@ class LayerLayout:
 
     @cached_property
     def model(self) -> int:
-        """Workers that hold one model."""
+        """Workers that hold one model together."""
         return self.parts * self.copies * self.rows
 
     @property
@@ -74,7 +74,7 @@ class LayerLayout:
 
     @property
     def products(self) -> int:
-        """Parts that a worker computes one by one; 1 for paths, which always are."""
+        """Parts that a worker computes one by one; all paths of a worker count as one."""
         if self.computed is None or self.computed.paths > 1:
             return 1
         return self.computed.parts * self.computed.rows // (self.parts * self.rows)
@@ -85,7 +85,7 @@ class LayerLayout:
 
     @property
     def in_parts(self) -> "LayerLayout":
-        """The layout in which each part has a worker."""
+        """The layout with one worker for each part."""
         return self.computed or self
 
     @cached_property
@@ -98,7 +98,7 @@ class LayerLayout:
 
     @cached_property
     def takes(self) -> Form:
-        """The input that each worker needs; rows stand in place of channels, see `through`."""
+        """The input that each worker needs. Rows are treated as channels: see `through`."""
         return Form(self._samples, _digits(self.input_digit, (1, self.groups * self.rows)))
 
     @cached_property
@@ -122,7 +122,7 @@ def _digits(*digits: Digit) -> tuple[Digit, ...]:
 
 
 def through(before: LayerLayout, after: LayerLayout) -> list[LayerLayout]:
-    """The layouts of a tensor between two layers; it is whole where rows, paths or cuts change."""
+    """List a tensor's layouts between two layers; changes of rows, paths or cuts make it whole."""
     is_alike = before.rows == after.rows > 1
     is_cut_anew = before.rows * before.paths > 1 and after.inputs * after.groups > 1
     if is_cut_anew or (after.rows > 1 and not is_alike):
@@ -131,7 +131,7 @@ def through(before: LayerLayout, after: LayerLayout) -> list[LayerLayout]:
 
 
 def layouts_of(workers: int, micro_batches: int) -> list[LayerLayout]:
-    """List all layouts of so many workers; at most `micro_batches` of them share the batch."""
+    """List all layouts of this many workers; at most `micro_batches` of them share the batch."""
     layouts = []
     for batch in _divisors(workers):
         model = workers // batch
@@ -175,10 +175,10 @@ def _divisors(number: int) -> Iterator[int]:
 def layouts_of_words(
     chain: Sequence[Unit], words: ParallelConfig, chosen: Mapping[str, str], workers: int
 ) -> list[LayerLayout]:
-    """The layout of each unit, by a recipe's [parallel].
+    """Return the layout of each unit, by a recipe's [parallel].
 
-    chain: cut where rows are gathered. chosen: the split layers, each with its word. Raises:
-    RecipeError if a split is not priced, or so many workers cannot have the layout.
+    chain: from `cut_where_gathered`. chosen: the split layers, each with its word. Raises:
+    RecipeError if a split cannot be priced, or this many workers cannot have the layout.
     """
     model, parts = words.model, words.num_parts
     batch = workers // model
@@ -198,7 +198,7 @@ def layouts_of_words(
         elif unit.halo and layouts[-1].in_parts.rows > 1:
             shared = ROWS
         elif unit.halo and _is_by_channels(layouts[-1]):
-            shared = "groups"  # it works on the parts of the layer before it
+            shared = "groups"  # the norm works on the parts of the layer before it
         layouts.append(_layout(shared, batch, model, parts) if shared else whole)
     return layouts[1:]
 

@@ -14,10 +14,10 @@
         { devices = 16, per_s = 447.61 },
     ]
 
-Rows with `fit` correct a forecast; the others are for the judgement of it.
+Rows with `fit` correct a forecast; the other rows are used to judge it.
 
-What a data sheet leaves open is a scale for the compute time of each training, one for the time of
-exchanges that cross each link, how much these slow down computing
+A data sheet leaves these figures open: a scale for the compute time of each training, one for the
+time of exchanges that cross each link, how much exchanges slow down computing
 (`Device.exchange_slowdown`), and the scatter of workers (`Device.jitter`). Each has a usual value
 and a spread (`usual`), found on published families by
 `benchmarks/planner/published_scaling.py`. Rows that are known draw them away from the usual value
@@ -64,7 +64,7 @@ from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
 MOST_BYTES = 1_000_000
 
 UNCHANGED = 0.005
-"""The relative change of a usual value below which rows have told nothing of it."""
+"""A figure within this relative distance of its usual value is reported as usual."""
 
 UNKNOWN_FLOPS = 1e9
 """Operations of a layer of a network that is not ours; its first row scales them."""
@@ -94,7 +94,7 @@ class RatedTraining:
     channels_last: bool = False
     exchange: str = NATIVE
     gradient_bytes: Some = 4
-    """Bytes of a number of a gradient as it travels."""
+    """Bytes of one gradient element on the wire."""
     bucket_bytes: Some = 25_000_000
     """The buckets of PyTorch's DistributedDataParallel, if the source says nothing."""
     label: str = ""
@@ -351,7 +351,7 @@ def learn_rates(
 
 
 def priced_rows(cluster: Cluster, trainings: Sequence[RatedTraining]) -> list[PricedRow]:
-    # A jitter and a slow-down of 1, for rows are priced with other ones by their factors.
+    # Jitter and slow-down are 1 here, because a row's price multiplies them by the figures.
     device = replace(cluster.device, measured=(), jitter=1.0, exchange_slowdown=1.0)
     links = tuple(replace(link, exchange_scale=1.0) for link in cluster.links)
     bare = replace(cluster, device=device, links=links)
@@ -371,7 +371,7 @@ def learn(
     known: Sequence[PricedRow],
     usual: Usual,
 ) -> Learned:
-    """As `learn_rates`, by rows that are priced."""
+    """Do as `learn_rates`, with the rows `known`, which are already priced."""
     from scipy.optimize import least_squares  # half a second, and most plans do not learn
 
     scales, links = [0.0] * len(trainings), [0.0] * len(cluster.links)
@@ -392,7 +392,7 @@ def learn(
 
     start = np.array(means)
     at_first = Figures.of(start, len(trainings))
-    for row in reversed(known):  # a training's first row last
+    for row in reversed(known):  # so that a training's first row decides
         start[row.training] = log(row.measured_s / row.step_s(at_first))
     solution = least_squares(residuals, start)
     slopes = np.asarray(solution.jac, dtype=float)

@@ -31,7 +31,7 @@ class Rates:
     shares: dict[str, float] = field(hash=False)
     """Shares by class of kernel: of the peak, or for depthwise convolutions of the memory rate."""
     reread: float
-    """Side at which operands take as long as products on a device of 1 operation a byte."""
+    """Side at which reading operands takes as long as products, on a device of 1 FLOP a byte."""
     matrix_memory: float
     """The share of the memory rate at which matrices are read and written."""
     memory: float
@@ -72,7 +72,7 @@ def rates_of(library: str, arithmetic: str) -> Rates:
 
 
 def unmeasured_error(is_fitted: bool) -> float:
-    """How far off the time of an unmeasured device is, in four of five published rates.
+    """The error of an unmeasured device's time within which four of five published rates lie.
 
     is_fitted: whether rates of the device itself, with other networks, are in the fit.
     """

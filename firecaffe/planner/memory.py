@@ -12,7 +12,7 @@ LIBRARY_BYTES = 600_000_000
 
 
 SLACK = 0.77
-"""Memory that a CPU takes beside activations and passing gradients, over these. Fitted.
+"""Additional memory on a CPU, over that of activations and passing gradients. Fitted.
 
 The median of the 16 one-worker rows of benchmarks/results/memory.md.
 """
@@ -21,13 +21,13 @@ SLACK_LOW = 0.5
 """The least share of that slack, so that each of these rows is in the band (googlenet: 0.55)."""
 
 ACTIVATIONS_HIGH = 0.5
-"""The most that is not counted, over the same. With LIBRARY_BYTES, it covers all of these rows."""
+"""The most uncounted memory, over the same sum. With LIBRARY_BYTES, it covers all these rows."""
 
 MOST_MICRO_BATCH = 256
-"""The most images of a micro-batch that is not given: ImageNet's records took no more a device."""
+"""The largest default micro-batch, in images: ImageNet's records took no more on a device."""
 
 MOST_OF_CORES = 8
-"""The most without a library of GPUs: a core's rate grows no more, and leaves are shared better."""
+"""The largest on a CPU: a core's rate grows no more, and more leaves can be shared evenly."""
 
 LIBRARY_LOW = 0.5
 """The share of LIBRARY_BYTES that a process may do with."""
@@ -111,10 +111,10 @@ def memory_bytes(
 def _worst_moment(workload: Workload) -> tuple[float, float]:
     """Bytes of a micro-batch that are kept and passed on when they take most, as float32.
 
-    Backward lets go of a layer's activations after it, and makes its weights' gradients.
+    After a layer's backward, its activations are freed, and its weights' gradients exist.
     """
     size, made = workload.micro_batch_size, float(workload.parameter_bytes)
-    # Of other micro-batches, or gathered from other workers.
+    # Activations of other micro-batches, or gathered from other workers.
     kept = workload.activation_bytes - sum(layer.kept_bytes for layer in workload.layers)
     worst, most = (0.0, 0.0), -1.0
     for layer in workload.layers:
@@ -150,11 +150,11 @@ def remedy(parts: dict[str, float]) -> str:
 
 
 def beside_micro_batch(parts: dict[str, float]) -> dict[str, float]:
-    """Reduce what is needed at other times to what it needs beyond the memory that is free then.
+    """Reduce memory needed between micro-batches to what exceeds the memory that is free then.
 
     "saving" is the first worker's copy of its state for a checkpoint (models in parts are written
-    tensor by tensor). "updating" is what an update makes for itself, "evaluating" the input and
-    output of the largest call. No micro-batch runs at any of them.
+    tensor by tensor). "updating" is the temporary memory of an update, "evaluating" the input and
+    output of the largest call. No micro-batch runs during any of these.
     """
     free = sum(parts[name] for name in ("running", "sums", "activations", "backward"))
     beyond = dict[str, float]()

@@ -3,9 +3,9 @@
 Worker w takes the same time for its n-th micro-batch in all modes, drawn from the recipe's speeds.
 Synchronous modes wait for the slowest worker of each step, or round of local steps. Modes with a
 server run their own policies under the simulated clock: weights and gradients share the server's
-port (or by parts all workers' ports), and each update takes the server's time. Gradients are
-encoded if the forecast's compressor works with a server. What late gradients cost in accuracy is
-not forecast. The band of a run's mode is that of computing and links together.
+port (with a sharded server, all workers' ports), and each update takes the server's time. Gradients
+are encoded if the forecast's compressor works with a server. The accuracy that late gradients cost
+is not forecast. The band of a run's mode combines the errors of computing and links.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,13 +63,13 @@ class PlannedMode:
     staleness: float = 0.0
     """The mean number of updates by which a gradient is late."""
     dropped: float = 0.0
-    """The share of samples that are given up."""
+    """The share of samples whose gradients are dropped."""
     idle: float = 0.0
     """The mean share of a worker's time in which it does not compute."""
     bytes_per_step: float = 0.0
-    """Encoded bytes to and from the server or its parts; without one, a worker's gradients."""
+    """Encoded bytes to and from the server or its shards; without one, of a worker's gradients."""
     synchrony: Mapping[str, Any] = field(default_factory=dict)
-    """The settings of [synchrony] by which a recipe gets the mode."""
+    """The settings of [synchrony] that select the mode in a recipe."""
 
 
 def modes_of(
@@ -101,8 +101,8 @@ def alternatives(
 ) -> list[PlannedMode]:
     """Price the recipe's mode, which is not every_step, and then all others.
 
-    With one micro-batch in flight, two in flight come second. Gains are over the recipe's mode.
-    seconds: of each worker for a micro-batch.
+    If it has one micro-batch in flight, the mode with two comes second. Gains are over the recipe's
+    mode. seconds: each worker's time for a micro-batch.
     """
     workers = _Workers(workload, cluster, row, words, seconds=seconds)
     recipe_mode = workers.own()
@@ -128,7 +128,7 @@ def fragment_shares(workload: Workload, words: SynchronyConfig) -> list[float]:
 
 
 def gradients_per_update(words: SynchronyConfig, micro_batches: int) -> int:
-    """The gradients that a server waits for before it updates. micro_batches: of a step."""
+    """The number of gradients that a server waits for before an update. micro_batches: per step."""
     by_mode = {
         ASYNCHRONOUS: words.gradients_per_update,
         BACKUP: micro_batches - words.backup_workers,
@@ -142,7 +142,7 @@ def hidden_s(workload: Workload, cluster: Cluster) -> float:
 
 
 def slowed_s(workload: Workload, cluster: Cluster, row: Forecast) -> float:
-    """Seconds by which the exchange of each step slows backward down; `row` is of the step."""
+    """Seconds by which the exchange slows down a step's backward. row: a synchronous step's."""
     return StepCost(workload, cluster, row.exchange, row.compressor).step(row.workers).slowed_s
 
 
@@ -243,9 +243,9 @@ class _Workers:
         )
 
     def _local(self, base: PlannedMode | None = None) -> PlannedMode:
-        """Each average waits for its slowest worker, and for what overlap_steps do not hide.
+        """Price local SGD: an average waits for the slowest worker and what overlap_steps leave.
 
-        These take longer by the device's slow-down while the average is under way.
+        Steps that overlap an average take longer, by the device's slow-down.
         """
         steps, overlap = self.words.local_steps, self.words.overlap_steps
         fragments = self.words.fragments
@@ -264,7 +264,7 @@ class _Workers:
         return self._mode(LOCAL, described, base, own_s + waits_s / steps, computed_s, sent)
 
     def _gradient_bytes(self, leaves: int) -> float:
-        """Bytes on the wire of a worker's gradients, of a tree over so many leaves."""
+        """Bytes on the wire of a worker's gradients, for a tree of `leaves` leaves."""
         workload = self.workload
         if self.row.compressor == NO_COMPRESSOR:
             return workload.parameter_bytes
@@ -350,7 +350,7 @@ def _events(clock: ServedClock) -> Iterator[Event]:
 def forecast_mode(
     workload: Workload, cluster: Cluster, row: Forecast, words: SynchronyConfig, rounds: Rounds
 ) -> dict[str, Any]:
-    """Forecast a run's mode. row: of the synchronous step. rounds: when replicas are averaged."""
+    """Forecast a run's mode. row: a synchronous step's. rounds: when replicas are averaged."""
     is_local = words.mode == LOCAL
     compute, link = errors_of(workload, cluster, row.workers, row.compressor)
     if is_local:

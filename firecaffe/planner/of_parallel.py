@@ -44,7 +44,7 @@ class OwnLayout:
         return cls(recipe.parallel, chosen, auto_of(recipe))
 
     def fits(self, workers: int) -> bool:
-        """Whether so many workers can have the layout."""
+        """Whether this many workers can have the layout."""
         size = self.words.row_size
         data = self.words.data or workers // size
         return data * size == workers
@@ -57,14 +57,14 @@ class OwnCost(Protocol):
     def chain(self) -> tuple[Unit, ...]: ...
 
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
-        """Price the layout; for `auto` all choices, those that fit first, then by their steps.
+        """Price the layout; for `auto` all choices: those that fit in memory first, then by step.
 
-        Raises: RecipeError if there is none, it is not priced, or rows of workers lie across nodes.
+        Raises: RecipeError if none is possible or priced, or rows of workers lie across nodes.
         """
 
 
 def own_cost(config: ModelConfig, work: Workload, layout: OwnLayout) -> OwnCost:
-    """Choose how to price a layout. Raises: RecipeError if it is not possible; as `chain_of`."""
+    """Choose how to price a layout. Raises: RecipeError if it is impossible; as `chain_of`."""
     parallel = layout.words
     crossings = tuple(crossings_of(config, work, parallel.stages)) if parallel.stages else ()
     if not layout.chosen:
@@ -73,7 +73,7 @@ def own_cost(config: ModelConfig, work: Workload, layout: OwnLayout) -> OwnCost:
     chain = chain_of(config, work, paths)
     chain = cut_where_gathered(chain, layout.chosen, parallel.num_parts)
     if crossings:
-        # Parts need not be rows, so each part has one owner.
+        # Parts of weights need not be whole rows, so each part has one owner.
         return _SplitStages(replace(work, has_whole_shards=True), layout, chain, crossings)
     return (_Auto if parallel.scheme == AUTO else _Split)(work, layout, chain)
 
@@ -101,7 +101,7 @@ class _Stages:
 
 @dataclass(frozen=True)
 class _SplitStages(_Stages):
-    """The workers of a stage are next to each other."""
+    """Stages with split layers; the workers of a stage have neighboring ranks."""
 
     def stages(self, cost: SplitCost) -> list[StageWork]:
         names, unstaged = self.layout.words.stages, replace(self.layout.words, stages=[])

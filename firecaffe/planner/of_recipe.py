@@ -68,9 +68,9 @@ UNCOUNTED = (
 
 
 def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
-    """Make a recipe's workload; a folder of images that is missing is taken for ImageNet.
+    """Make a recipe's workload; a missing folder of images is taken for ImageNet.
 
-    data: given if it is open. Raises: RecipeError, in one line; OwnCodeError from a user's code.
+    data: the recipe's data, if already open. Raises: RecipeError; OwnCodeError from a user's code.
     """
     train = recipe.train
     samples, layout = _samples(recipe) if data is None else _samples_of(data)
@@ -118,7 +118,7 @@ def workload_of_model(
     global_batch_size: int,
     micro_batch_size: int,
 ) -> Workload:
-    """Make a network's workload on such images or its authors'; ImageNet's come from storage."""
+    """Make a network's workload on these images or its authors'; ImageNet's come from storage."""
     shape = input_CHW or input_of(config)
     row = MODELS.get(config.name)
     layout = images_of(shape)
@@ -222,7 +222,7 @@ BY_DEVICE = {
 
 
 def cluster_for(recipe: Recipe, gpu: str = "") -> Cluster | None:
-    """Find the recipe's cluster, a shipped one (no gpu: a CPU's), or None. Raises: RecipeError."""
+    """Find the recipe's cluster, or one for the GPU or CPU, or None. Raises: RecipeError."""
     if recipe.run.cluster:
         return load_cluster(recipe.run.cluster)
     parts = re.split(r"[^A-Za-z0-9]+", gpu)

@@ -1,8 +1,8 @@
 """Forecasts a run for its folder: before its first step, and again with its first steps measured.
 
-The first forecast takes times of computing from the cluster file, often from a data sheet. Steps of
-rank 0 replace them: forward and backward, fetching samples, the update, and how much they scatter.
-The exchange, what of it is hidden, and the wait for the slowest worker stay forecasts.
+The first forecast takes compute times from the cluster file, often from a data sheet. Measured
+steps of rank 0 replace them: forward and backward, fetching samples, the update, and their scatter.
+The exchange, its hidden part, and the wait for the slowest worker stay forecasts.
 """
 
 import os
@@ -39,7 +39,7 @@ FEWEST_SAMPLES = 8
 """The fewest measured steps that replace a forecast."""
 
 IN_COMPUTE_S = 1e-9
-"""An update's time if it is a part of the time of computing; 0 would mean that it is unknown."""
+"""The update's time if compute times include it; 0 would mean that it is unknown."""
 
 Row = Mapping[str, Any]
 """A line of timings/rank-0.jsonl."""
@@ -64,9 +64,9 @@ class MeasuredSteps:
 
     @classmethod
     def of(cls, rows: Sequence[Row], in_replicas: bool, per_update: int) -> Self | None:
-        """Combine rows of timings; None if they are too few. Rows of a stage tell of it alone.
+        """Combine rows of timings; None if they are too few. A stage's rows describe only itself.
 
-        in_replicas: each worker updates its own replicas, which are averaged now and then.
+        in_replicas: each worker updates its own replicas, which are averaged periodically.
         per_update: the gradients that a server waits for before an update.
         """
         served = [row for row in rows if row.get("by_rank")]
@@ -114,7 +114,7 @@ class MeasuredSteps:
 
 
 def _works(row: Row) -> Sequence[tuple[int, float]]:
-    """Micro-batches and seconds; with a server of each worker, with fetching."""
+    """Pairs of micro-batches and seconds; with a server, one per worker, including fetching."""
     by_rank = row.get("by_rank")
     return [*by_rank.values()] if by_rank else [(row["micro_batches"], row["compute_s"])]
 
@@ -134,7 +134,7 @@ def scaled(step: MeasuredStep, compute: float, data: float, update: float) -> Me
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """All that a run's forecast is made from, except the cluster."""
+    """Everything that a run's forecast is made from, except the cluster."""
 
     recipe: CheckedRecipe
     workload: Workload
@@ -147,7 +147,7 @@ class PlannedRun:
     """The split layers, each with its word; empty with stages, None if none is split."""
 
     def on(self, cluster: Cluster) -> dict[str, Any]:
-        """Forecast the run, for its folder. Raises: RecipeError, ValueError if it is not priced."""
+        """Forecast the run, for its folder. Raises: RecipeError, ValueError if it has no price."""
         recipe, work = self.recipe, self.workload
         if self.chosen is not None:
             layout = OwnLayout.of(recipe, self.chosen)
@@ -175,7 +175,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class FirstForecast:
-    """A forecast from before the first step, with all that can replace it."""
+    """A forecast from before the first step, with everything that refining it needs."""
 
     folder: Path
     run: PlannedRun
@@ -183,9 +183,9 @@ class FirstForecast:
     row: dict[str, Any]
 
     def refine(self, rows: Sequence[Row]) -> str:
-        """Forecast again by rank 0's timings of some steps; keep both, and return a line.
+        """Forecast again from rank 0's timings of some steps; keep both, and return a line.
 
-        It is empty if the first forecast stays, because there are too few steps.
+        The line is empty if the first forecast stays, as with too few steps.
         """
         in_replicas = self.row.get("average_s") is not None
         words, work = self.run.recipe.synchrony, self.run.workload
@@ -209,8 +209,8 @@ class FirstForecast:
         # Waits for storage are in the measured times already.
         run = replace(self.run, workload=replace(self.run.workload, stored_bytes=0.0))
         if stages_s := self.row.get("stages_s"):
-            # Rank 0 has the first stage. The others take as many times as long.
-            if not stages_s[0]:  # it computes nothing, so it tells of nothing
+            # Rank 0 has the first stage. The other stages are scaled by the same factor.
+            if not stages_s[0]:  # a stage that computes nothing measures nothing
                 return None
             compute_s, _, _ = measured.of_step(None)
             cluster = slower(self.cluster, compute_s / stages_s[0], 1.0)
@@ -225,8 +225,8 @@ class FirstForecast:
             return None
         row = run.on(cluster)
         if "compute_s" in row:
-            # The planner adds to a step what slows it down beside an exchange, and takes from it
-            # what other workers do of split layers and of updates in shards.
+            # The planner adds the slow-down by an exchange to a step, and subtracts the work of
+            # other workers on split layers and sharded updates. The ratios undo both.
             wanted = measured.of_step(row.get("micro_batches"))
             planned = row["compute_s"] - row["stragglers_s"], row["data_s"], row["update_s"]
             ratios = [a / b if b else 1.0 for a, b in zip(wanted, planned, strict=True)]
@@ -268,7 +268,7 @@ def write_forecast(
     rounds: Rounds | None = None,
     chosen: Mapping[str, str] | None = None,
 ) -> tuple[list[str], FirstForecast | None]:
-    """Write the forecast to the run's folder; returns lines about it, and what can refine it.
+    """Write the forecast to the run's folder; return lines about it, and what can refine it.
 
     Several hosts without GPUs or a cluster file have none, as their link is unknown. Arguments: see
     `PlannedRun`. Raises: RecipeError if the recipe's cluster does not exist.
@@ -297,7 +297,7 @@ def write_forecast(
 
 
 def _cores() -> int:
-    """This host's cores; 0 if this rank is bound to some, which may be its own."""
+    """This host's cores; 0 if this rank is bound to some, which it may not share."""
     count = cores()
     return 0 if count < (os.cpu_count() or count) else count
 

@@ -1,7 +1,7 @@
-"""A buyer's offers: devices by their data sheets, on Ethernets of any speed.
+"""Clusters on offer to a buyer: devices by their data sheets, on Ethernets of any speed.
 
-A device's rates are its sheet's times those of its library (`library_rates`). The scale between the
-two is its own if published rates of it are in the fit, else its family's mean.
+A device's rates are those of its sheet, times its library's shares (`library_rates`) and a scale.
+The scale is the device's own if its published rates are in the fit, else its family's mean.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ FOUR_FIFTHS = 1.2816
 class Usual:
     """Usual values, and spreads as standard deviations of the logarithm.
 
-    Nine are fitted by `benchmarks/planner/published_scaling_fit.py`, and rounded; the spread of
-    compute times is set by hand, for a training's first row decides them.
+    Nine are fitted by `benchmarks/planner/published_scaling_fit.py`, and rounded. The spread of
+    compute times is set by hand, because a training's first row determines them.
     """
 
     exchange: float = 1.4
@@ -40,12 +40,12 @@ class Usual:
     jitter: float = 0.04
     jitter_spread: float = 1.5
     scatter_spread: float = 1.0
-    """That of one training's jitter, over that of a file's trainings."""
+    """The spread of one training's jitter, over the jitter of a file's trainings."""
     compute_spread: float = 0.5
     residual: float = 0.035
     """The error of a row's forecast even if all figures are known."""
     band: float = 0.7
-    """Width of a band over that of the posterior, for its parts are taken to one side together."""
+    """Width of a band over the posterior's, because all its parts err to the same side."""
 
     def error(self, spread: float) -> float:
         """The error of a value with this spread within which four fifths of cases lie, rounded."""
@@ -130,7 +130,7 @@ def device_of(sheet: Sheet) -> Device:
 
 
 def link_inside(sheet: Sheet, per_node: int) -> Link:
-    """The link that joins so many devices of a node."""
+    """The link that joins `per_node` devices of a node."""
     figures = {key: value for key, value in _file()["link"][sheet.link].items() if key != "source"}
     link = Link(name=sheet.link, group=per_node, **figures)
     return usual_link(link) if sheet.is_gpu else link
@@ -147,7 +147,7 @@ PAYLOAD = 1448 / 1514
 """TCP's share of a frame's bytes."""
 
 LATENCY_S = {0.0: 2.5e-5, 10.0: 1.5e-5, 100.0: 1e-5}
-"""Seconds of a small message over TCP, from so many Gbit/s on.
+"""Seconds of a small message over TCP, by the least rate in Gbit/s.
 
 MPI over TCP takes 24.6 µs at 1 Gbit/s (OSU) and 10 µs at 100 (University of New Mexico); 10 and 25
 are set between them.
@@ -162,7 +162,7 @@ DISK = Storage("local NVMe SSD", 3.2e9)
 
 
 def ethernet(gbit_per_s: float) -> Link:
-    """Make the Ethernet of a nominal rate, one port a node."""
+    """Make an Ethernet link of a nominal rate, with one port per node."""
     return Link(
         name=f"{gbit_per_s:g} Gbit/s Ethernet",
         latency_s=next(s for least, s in reversed(LATENCY_S.items()) if gbit_per_s >= least),

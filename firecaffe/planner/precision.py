@@ -16,13 +16,13 @@ PRECISIONS = {"fp32": "float32", "tf32": "tf32", "fp16": "float16", "bf16": "bfl
 """The dtype in which matrices are multiplied, by word."""
 FLOAT32, TF32 = "float32", "tf32"
 STANDS_FOR = {"float16": "bfloat16"}
-"""The dtype whose peak is taken if a file has none of this one. Devices with bfloat16 have float16
-at the same rate; those before Ampere have float16 alone, so it does not stand for bfloat16.
+"""The dtype whose peak is used if a file has no peak of this one. Devices with bfloat16 have
+float16 at the same rate; those before Ampere have only float16, which cannot replace bfloat16.
 """
 
 
 def in_precision(work: "Workload", word: str, channels_last: bool = False) -> "Workload":
-    """Return the work in this arithmetic, a word that is checked; an empty one keeps its own."""
+    """Return the work in the arithmetic `word`, which is checked; "" keeps the work's own."""
     work = replace(work, channels_last=work.channels_last or channels_last)
     if not word:
         return work
@@ -34,7 +34,7 @@ def in_precision(work: "Workload", word: str, channels_last: bool = False) -> "W
 def check_precision(word: str, clusters: Sequence[Cluster], named: str = "") -> None:
     """Raise RecipeError for an unknown word, or a cluster whose device has no such arithmetic.
 
-    named: what the word is called; without it the option.
+    named: the name of the setting in messages; without it the option.
     """
     named = named or option("precision")
     if word not in ("", *PRECISIONS):
@@ -50,7 +50,7 @@ def check_precision(word: str, clusters: Sequence[Cluster], named: str = "") -> 
 
 
 def precision_words(work: "Workload") -> str:
-    """The arithmetic, as the first line of a plan says it."""
+    """The arithmetic, as the first line of a plan states it."""
     words = {
         FLOAT32: "in float32",
         TF32: "in float32 with tf32 matrices",

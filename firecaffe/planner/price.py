@@ -25,7 +25,7 @@ SIMULATED_RANKS = 16
 """With more ranks, rounds are summed and scaled by the overlap that is simulated at this number."""
 
 MOST_PAIRS = 512
-"""The most ranks without whole groups whose pairs are listed; else the sharded server's formula."""
+"""The most ranks, in partly filled groups, whose pairs are listed; more are priced by a formula."""
 
 SHARDED = "sharded_parameter_server"
 
@@ -33,13 +33,13 @@ NATIVE_CANDIDATES = ("ring", "halving_doubling")
 """A library's all_reduce is priced as the faster of these, with its additions hidden."""
 
 MOST_KEPT = 4096
-"""Times of exchanges that are kept: a plan asks for the same with other batches and precisions."""
+"""Cached times of exchanges: a plan asks for the same ones with other batches and precisions."""
 
 SIZES = (2**16, 2**20)
 """Elements at which exchanges are priced, besides the largest wanted; linear in between."""
 
 MOST_ELEMENTS = 2**27
-"""The most elements at which they are priced; each further one takes as long as those before.
+"""The most elements at which exchanges are priced; times beyond are extrapolated linearly.
 
 A simulation visits each message, and VGG's largest layer has 1e8 numbers, a table may have 1e11.
 """
@@ -181,8 +181,8 @@ def _fold_s(network: Network, num_elements: int, num_leaves: int, kind: str = AL
 def overlap_share(algorithm: str, network: Network, num_elements: int) -> float:
     """The share of the rounds' time that remains if pieces overlap, among about SIMULATED_RANKS.
 
-    They have a vector whose messages are as long as those of `network`, so that bytes and latencies
-    are in the same proportion; else the share of one would be that of the other.
+    The simulated vector has the ratio of bytes to latencies that it has on `network`, because the
+    share depends on this ratio.
     """
     per_node = network.links[0].group or 1
     ranks = max(2, SIMULATED_RANKS // per_node) * per_node

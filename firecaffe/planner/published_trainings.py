@@ -1,4 +1,4 @@
-"""Published trainings, beside which a forecast is put: rates on devices, and epochs by batch."""
+"""Published trainings to compare a forecast with: rates on devices, and epochs by batch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def known_rates(work: Workload, device: Device) -> Iterator[KnownRate]:
 
 
 def contradictions(work: Workload, cluster: Cluster) -> list[str]:
-    """A line for each published rate that lies outside the forecast's band."""
+    """Return a line for each published rate that lies outside the forecast's band."""
     device, said = cluster.device, []
     error = error_of(work, device)
     for rate in known_rates(work, device):
@@ -85,7 +85,7 @@ PUBLISHED = {
 def epochs_law_of(workload: Workload) -> EpochsLaw | None:
     """Return the workload's law: the user's, or a published one for this network on ImageNet.
 
-    A published law is of the network without arguments, and of its crops.
+    A published law holds only for the network without arguments, and for shapes in CROPS.
     """
     if workload.epochs_law is not None:
         return workload.epochs_law

@@ -36,7 +36,7 @@ class Crossing:
 
     forward: float
     backward: float
-    """The part of `forward` whose gradients come back."""
+    """The part of `forward` whose gradients are sent back."""
 
     def shared(self, share: float) -> Self:
         return replace(self, forward=share * self.forward, backward=share * self.backward)
@@ -45,7 +45,7 @@ class Crossing:
 @dataclass(frozen=True)
 class RecipeStages:
     step: SplitStep
-    """Compute is the slowest stage's; activations are the rest until all stages are done."""
+    """compute_s is the slowest stage's; activations_s is the rest until all stages are done."""
     computes_s: tuple[float, ...]
     memory: dict[str, float]
     memory_by_stage: tuple[float, ...]
@@ -57,7 +57,7 @@ class RecipeStages:
 
 
 def crossings_of(config: ModelConfig, work: Workload, names: Sequence[str]) -> list[Crossing]:
-    """Find what crosses each cut. Raises: RecipeError if it cannot be cut; as `layers_of`."""
+    """Find what crosses each cut. Raises: RecipeError for an impossible cut; as `layers_of`."""
 
     def find(network: nn.Module, inputs: Any) -> list[Crossing]:
         stages = cut_stages(network.train(), names)
@@ -80,7 +80,7 @@ def crossings_of(config: ModelConfig, work: Workload, names: Sequence[str]) -> l
 
 
 def works_of(works: Sequence[LayerWork], names: Sequence[str]) -> list[tuple[LayerWork, ...]]:
-    """Split calls into stages, from each module's first call. Raises: ValueError if not called."""
+    """Split calls into stages at each module's first call. Raises: ValueError if not called."""
     begins = [0]
     for name in names:
         calls = (work.name.partition("#")[0] for work in works)
@@ -105,7 +105,7 @@ class StageWork:
     """Seconds of a micro-batch's exchanges among the stage's workers, forward and backward."""
     between_bytes: float = 0.0
     share_sent: float = 1.0
-    """The share that each of them sends of what goes to the next stage."""
+    """Each worker's share of what the stage sends to the next one."""
 
 
 def whole_stages(work: Workload, device: Device, names: Sequence[str]) -> list[StageWork]:
@@ -124,10 +124,10 @@ def whole_stages(work: Workload, device: Device, names: Sequence[str]) -> list[S
 def split_stages(
     cost: SplitCost, layouts: Sequence[LayerLayout], names: Sequence[str]
 ) -> list[StageWork]:
-    """Stages of several workers, among which some layers are split.
+    """Stages of several workers, over which some layers are split.
 
-    cost: of the workers that hold one stage, of all models. layouts: of the units of its chain.
-    Raises: ValueError, as `works_of`.
+    cost: that of all workers, in all models, that hold one stage. layouts: those of its chain's
+    units. Raises: ValueError, as `works_of`.
     """
     parts = [part_of(*pair) for pair in zip(cost.chain, layouts, strict=True)]
     ends = [*accumulate(map(len, works_of([*joined.from_iterable(parts)], names)))]
@@ -139,7 +139,7 @@ def split_stages(
     for at, (unit, layout, part) in enumerate(zip(cost.chain, layouts, parts, strict=True)):
         forward_s, backward_s = cost.computes_s(unit, layout)
         between = [cost.inside(unit, layout, most)]
-        if at:  # activations arrive as the stage before left them
+        if at:  # activations arrive in the layout of the unit before
             between.append(cost.between(at - 1, layouts[at - 1], layout))
         step_s, sent_bytes = map(sum, zip(*between, strict=True))
         stage = stages[numbers[at]]
@@ -163,8 +163,8 @@ def stages_step(
 ) -> RecipeStages:
     """Price a step in stages. Raises: ValueError if rows of workers do not fit the links.
 
-    cost: of all workers; its chain is not used. pipeline: a row of `ORDERS`. model: workers of each
-    stage.
+    cost: that of all workers; its chain is not used. pipeline: a row of `ORDERS`. model: workers of
+    each stage.
     """
     work, device = cost.work, cost.cluster.device
     size, row = len(stages), len(stages) * model
@@ -223,7 +223,7 @@ def _held(stage: Workload, actions: Sequence[Action]) -> Workload:
 
 
 def _sums_s(cost: SplitCost, row: int, stage: Workload, backward: tuple[float, ...]) -> float:
-    """Seconds that gradients' sums add to a last backward. backward: from the last layer on."""
+    """Seconds that gradients' sums add to a last backward. backward: by layer, the last first."""
     slowdown = cost.cluster.device.exchange_slowdown
     buckets = buckets_of(stage, MicroBatch(0.0, backward))
     whole_s = cost.prices(row).seconds([bucket.num_elements for bucket in buckets])

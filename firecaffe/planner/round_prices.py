@@ -1,10 +1,10 @@
-"""Exchanges among very many ranks as classes of equal rounds, each an array over all ranks.
+"""Prices exchanges among very many ranks by classes of equal rounds, as arrays over all ranks.
 
 A ring of a thousand ranks has two million transfers, but all its rounds are equal. A test compares
 the times with those of whole schedules at small numbers of ranks.
 
 `rounds_s` runs rounds in sequence, each as long as its busiest port: the model of Thakur,
-Rabenseifner and Gropp 2005. It has no overlap of pieces, which `planner.simulate` has.
+Rabenseifner and Gropp 2005. Unlike `planner.simulate`, it has no overlap of pieces.
 """
 
 from collections import Counter
@@ -70,7 +70,7 @@ def rounds_s(rounds: Iterator[EqualRounds], network: Network, bytes_per_element:
 def whole_and_latency_s(
     rounds: Iterator[EqualRounds], network: Network, bytes_per_element: int = 4
 ) -> tuple[float, float]:
-    """Seconds of the rounds, and of the same rounds with messages of no bytes."""
+    """Seconds of the rounds, and of the same rounds with empty messages."""
     whole_s = latency_s = 0.0
     for like_round in rounds:
         once_s, empty_s = _round_s(like_round, network, bytes_per_element)
@@ -112,7 +112,7 @@ def _round_s(round_: EqualRounds, network: Network, itemsize: int) -> tuple[floa
             a, b = source[meets], destination[meets]
             taken_bytes = sent_bytes[meets].astype(float)
             if link.congestion:
-                # `simulate.crowding` of all at once.
+                # `simulate.crowding`, vectorized.
                 taken_bytes *= 1 + link.congestion * (np.log2(np.maximum(1.0, senders[b]) + 1) - 1)
             busy_s = link.latency_s + taken_bytes / link.bandwidth_bytes_per_s
             empty_s = np.full(len(a), link.latency_s)

@@ -28,7 +28,7 @@ class Rows:
     columns: int
 
     def numbers(self, sizes: Sizes, samples: int, workers: int) -> float | None:
-        """Numbers that each worker sends, with whole input and output; None if rows are too few."""
+        """Numbers that each worker sends if input and output are whole; None for too few rows."""
         made = self.rows if self.slide is None else self.slide.outputs(self.rows)
         if min(self.rows, made) < workers:
             return None
@@ -58,13 +58,13 @@ def rows_of(layer: nn.Module, shape: tuple[int, ...]) -> Rows | None:
 
 @dataclass(frozen=True)
 class PathsVolumes:
-    """A module of paths, in numbers that each worker sends in a step."""
+    """The volumes of a module of paths, in numbers that each worker sends in a step."""
 
     name: str
     kind: str
     paths: int
     weights: int
-    """Trained numbers, including those of layers that paths have in common."""
+    """The number of trained parameters, including those of layers that paths share."""
     inputs: int
     outputs: int
     by_data: float
@@ -88,7 +88,7 @@ class PathModule:
     """Whether the inputs of the paths need a gradient."""
 
     def volumes(self, samples: int, workers: int) -> PathsVolumes:
-        """samples: of a micro-batch, which all workers compute."""
+        """Compute the volumes. samples: the size of a micro-batch, which all workers compute."""
         weights = sum(
             parameter.numel() for parameter in self.layer.parameters() if parameter.requires_grad
         )
@@ -118,7 +118,7 @@ def named_paths(network: nn.Module, names: Collection[str]) -> dict[str, tuple[n
 
 
 def path_modules(network: nn.Module) -> dict[str, tuple[nn.Module, Paths]]:
-    """Find modules of paths that contain layers; of nested ones only the outermost."""
+    """Find modules of paths that contain layers; of nested modules only the outermost."""
     modules: dict[str, tuple[nn.Module, Paths]] = {}
     for name, layer in network.named_modules():
         if not name or not any(True for _ in layer.children()):

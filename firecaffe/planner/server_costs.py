@@ -1,9 +1,9 @@
-"""Prices where a server's weights are kept, and the clock of a planned server.
+"""Prices the places where a server keeps its weights, and simulates a planned server's clock.
 
 A work goes through four stages: pull of the weights, computation, push of the gradient, update.
 Transfers under way share a port equally, as TCP's connections do. A worker's processor serves one
-work at a time, in order of arrival, and worker 0's makes updates too. A learner does not pull a
-version that it has.
+work at a time, in order of arrival; worker 0's processor also makes updates. A learner does not
+pull a version that it already has.
 """
 
 import heapq
@@ -22,13 +22,13 @@ PROCESSOR = "processor"
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of a work besides computing, in the unit of the speeds, and who computes."""
+    """The costs of a work besides computing, in the unit of the speeds, and the workers."""
 
     pull: float = 0.0
     push: float = 0.0
     take: float = 0.0
-    # Learner n belongs to worker n mod this, which computes one work at a time. Worker 0 contains
-    # the server and sends nothing. 0: each learner is a worker by itself.
+    # The number of workers. Learner n belongs to worker n mod `workers`, which computes one work at
+    # a time. Worker 0 contains the server and sends nothing. 0: each learner is a worker.
     workers: int = 0
     # Whether each worker serves an equal part of the weights. Then a pull and a push go in parts to
     # and from all others at once, through the ports of both.
@@ -39,9 +39,9 @@ class Costs:
         return self.workers if self.is_sharded else 1
 
     def sent(self, worker: int, stage: int) -> list[tuple[str, float]]:
-        """Return the parts of a pull or a push: a port, and its seconds if there is nothing else.
+        """Return the parts of a pull or a push: a port, and the seconds if it is otherwise idle.
 
-        A message between two owners is a part of two ports.
+        A message between two owners occupies two ports.
         """
         took, theirs, mine = (self.pull, "out", "in") if stage == PULL else (self.push, "in", "out")
         if not took:
@@ -62,7 +62,7 @@ class ServedClock(SimulatedClock):
         self._ports: defaultdict[str, _SharedPort] = defaultdict(_SharedPort)
         self._processors: defaultdict[str, _Processor] = defaultdict(_Processor)
         self._busy: list[tuple[float, int, str, int]] = []
-        """A heap of (when something ends, whose it is, the place, its changes)."""
+        """A heap of (end time, learner, name of the port or processor, its count of changes)."""
         self._stages: list[tuple[float, int, int]] = []
         """A heap of (when a stage ends, learner, stage): updates, and stages that take no time."""
         self._parts: dict[tuple[int, int], int] = {}
@@ -118,8 +118,8 @@ class ServedClock(SimulatedClock):
         if stage == COMPUTE:
             parts = [(f"{PROCESSOR} {worker}", self._taken(learner))]
         elif stage == TAKE:
-            # Owners share an update. Each has its part of every worker's gradients, so it is as if
-            # each made the whole updates of its own.
+            # Owners share an update: each applies its part of every worker's gradients. That costs
+            # as much as if each owner applied the whole gradients of its own worker.
             keeper = f"{PROCESSOR} {worker if costs.is_sharded else 0}"
             self._processors[keeper].delay(costs.take)
             self._look_at(keeper)
@@ -168,7 +168,7 @@ class _Processor:
         return key
 
     def delay(self, took: float) -> None:
-        """Do something else first."""
+        """Let the processor do other work first."""
         self.changes += 1
         self.next_s += took
 
@@ -180,9 +180,9 @@ class _SharedPort:
         self.changes = 0
         self._now_s = 0.0
         self._served_s = 0.0
-        """Seconds of the port that a transfer would have had, had it been there all the time."""
+        """Seconds of port time that a transfer present from the start would have received."""
         self._ends: list[tuple[float, tuple[int, int]]] = []
-        """A heap of (what is served when a transfer ends, learner and stage)."""
+        """A heap of (value of `_served_s` at which a transfer ends, its learner and stage)."""
 
     @property
     def is_busy(self) -> bool:
@@ -215,14 +215,14 @@ class _SharedPort:
 class PlannedKeeper(Protocol):
     @property
     def part(self) -> float:
-        """The share of what a worker sends and receives that leaves it."""
+        """The share of a worker's transfers that go to or come from other workers."""
 
     def said(self, codec: str) -> str:
-        """Words after the mode's name. codec: of gradients; empty without one."""
+        """The text after the mode's name. codec: the gradients' codec; empty without one."""
 
     @property
     def messages(self) -> int:
-        """Messages of a pull or a push."""
+        """The number of messages of a pull or a push."""
 
     def costs(self, pull_s: float, push_s: float, take_s: float) -> Costs:
         """Costs for the simulated clock. take_s: the server's time for a gradient."""

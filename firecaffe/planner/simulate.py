@@ -13,7 +13,7 @@ arriving port in order of arrival, and may enter it while they leave.
 
 If a switch drops what its queue cannot hold, a port that k senders want to fill takes 1 +
 congestion · (lg(k + 1) - 1) times as long. A sender counts by the share of its port that it gives
-to that destination. The form is an observation: a server's port behind a queue of 1 MB took 1.14,
+to that destination. The formula is empirical: a server's port behind a queue of 1 MB took 1.14,
 1.28 and 1.43 times as long with k = 3, 7 and 15.
 
 Source: the model of latency and bandwidth of Thakur, Rabenseifner and Gropp 2005, on ports.
@@ -62,9 +62,9 @@ class Network:
         return self.links[self.level(first, second)]
 
     def agreement_s(self, ranks: int) -> float:
-        """Seconds in which so many ranks, from the first on, tell each other a few numbers.
+        """Seconds in which the first `ranks` ranks exchange a few numbers.
 
-        Their messages go round a ring, as those of Gloo's all-gather.
+        Their messages go round a ring, as in Gloo's all-gather.
         """
         return (ranks - 1) * self.link(0, ranks - 1).latency_s if ranks > 1 else 0.0
 
@@ -76,10 +76,10 @@ class Network:
         return out, into
 
     def strided(self, stride: int) -> "Network":
-        """The network as one of `stride` sets of every stride-th rank sees it, if all exchange.
+        """The network that a set of every stride-th rank sees while all `stride` sets exchange.
 
-        Each rank stands for `stride` ranks. Raises: ValueError if they neither fill nor divide
-        groups.
+        Each of its ranks stands for `stride` neighboring ranks. Raises: ValueError if these neither
+        fill nor divide groups.
         """
         if stride == 1:
             return self
@@ -112,7 +112,7 @@ BLOCK_BYTES = 15_928
 MOST_BLOCKS = 9
 """The most blocks of this size in a message: 128 kB, as segments have."""
 LONG_BLOCKS = 4
-"""Blocks of a larger message, which are longer so that their number stays small."""
+"""Blocks of a larger message; they are longer, so that their number stays small."""
 
 WINDOW = 2
 """Blocks of one connection in flight at once."""
@@ -139,7 +139,7 @@ class EventClock:
 class _OnItsWay:
     blocks: int
     block_s: float
-    """Seconds in which a block leaves; the last one may be shorter."""
+    """Seconds to send a block; the last one may be shorter."""
     last_s: float
     crowding: float
     arrived: Callable[[], None]
@@ -150,7 +150,7 @@ class _Port:
     line: deque["_Block"] = field(default_factory=deque)
     is_busy: bool = False
     free_s: float = 0.0
-    """The time at which all that arrived is through."""
+    """The time at which all arrived blocks have passed."""
 
 
 @dataclass(slots=True)
@@ -160,13 +160,13 @@ class _Connection:
     rate: float
     waiting: deque[_OnItsWay] = field(default_factory=deque)
     sent: int = 0
-    """Blocks sent of the first message that waits."""
+    """Blocks sent of the first waiting message."""
     under_way: int = 0
     """Blocks that are in line, or have left and not arrived."""
 
 
 _Block = tuple[_Connection, _OnItsWay, float, bool]
-"""(connection, message, seconds in which it leaves, whether it is the last)."""
+"""(connection, message, seconds to send it, whether it is the message's last block)."""
 
 
 class Ports:
@@ -184,7 +184,7 @@ class Ports:
         crowding: float,
         arrived: Callable[[], None],
     ) -> None:
-        """Put a message on the connection of two ranks. arrived: called with its last byte."""
+        """Queue a message on the connection of two ranks. arrived: called after its last byte."""
         ends = source, destination
         if ends not in self._connections:
             out, into = (self._ports[port] for port in self._network.ports(*ends))
@@ -263,10 +263,10 @@ def simulate_s(
     in_pieces: bool = True,
     vectors: int = 1,
 ) -> float:
-    """Seconds from all ranks' start to the last one's end.
+    """Seconds from the common start of all ranks to the end of the last one.
 
-    in_pieces: cut the vector as our executor does; else whole, as FireCaffe's tree. vectors: in
-    flight at once, each in a lane in which ranks work through their rounds independently.
+    in_pieces: cut the vector as our executor does; else whole, as FireCaffe's tree. vectors: how
+    many are in flight at once, each in a lane whose rounds ranks run independently of other lanes.
     """
     world_size = network.world_size
     whole = schedule(world_size, num_elements)

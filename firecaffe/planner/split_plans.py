@@ -1,12 +1,12 @@
 """Plans the ways to share a network among workers, with their step, memory and volumes.
 
-The cheapest layouts of a chain are found by a dynamic program. A unit's cost depends on its layout,
-and an exchange's cost on the layouts of both neighbors, so the cheapest way to a layout extends
-cheapest ways to layouts of the unit before. How well sums of gradients hide behind backward is no
-such cost. So they count with several shares of their time, and the shortest step wins.
+The cheapest layouts of a chain are found by dynamic programming. A unit's cost depends on its
+layout, and an exchange's cost on the layouts of both neighbors, so the cheapest way to a layout
+extends a cheapest way to a layout of the previous unit. How much of the gradients' sums backward
+hides is no such cost. So several exposed shares are tried (EXPOSED), and the shortest step wins.
 
 Source: Jia et al. 2018 (Exploring Hidden Dimensions in Parallelizing CNNs), the case of a chain. A
-plan gives its reason for each layer by numbers: weights against activations.
+plan explains each layer's layout by numbers: bytes of weights against bytes of activations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,16 +38,16 @@ from firecaffe.planner.workload import Workload
 Array = NDArray[np.float64]
 
 EXPOSED = (1.0, 0.75, 0.5, 0.25)
-"""Shares of the time of gradients' sums that are counted."""
+"""Assumed shares of the time of gradients' sums that backward does not hide."""
 
 SHARDED = "sharded_parameter_server"
-"""The price of `fold`, which sends its nodes in the same way."""
+"""The exchange that prices `fold`, which sends its nodes in the same way."""
 
 MOST_TRAFFICS = 4
 
 
 def best_layouts(cost: SplitCost, first: Sequence[Sequence[LayerLayout]] = ()) -> list[LayerLayout]:
-    """Find the layouts of the shortest step. first: layouts to compare with."""
+    """Find the layouts of the shortest step. first: further candidates."""
     layouts = possible(cost)
     computes, gradients = own_costs(cost, layouts)
     between = between_costs(cost, layouts)
@@ -61,10 +61,10 @@ def best_layouts(cost: SplitCost, first: Sequence[Sequence[LayerLayout]] = ()) -
 
 
 def cheapest(own: Sequence[Array], between: Sequence[Array]) -> tuple[float, list[int]]:
-    """The least sum of costs, and the choice for each unit.
+    """Find the least sum of costs, and the choice for each unit.
 
     own: for each unit the cost of each choice, shape (choices,); infinite if it is impossible.
-    between: for each unit but the last, shape (choices, choices of the next one).
+    between: the costs to the next unit, shape (choices, its choices), except for the last unit.
     """
     total, ways = own[0], []
     for costs, after in zip(between, own[1:], strict=True):
@@ -78,7 +78,7 @@ def cheapest(own: Sequence[Array], between: Sequence[Array]) -> tuple[float, lis
 
 
 def possible(cost: SplitCost) -> list[LayerLayout]:
-    """Layouts for at least one unit, if rows of workers fill groups of links or divide them."""
+    """List layouts that fit some unit, and whose rows of workers fill or divide groups of links."""
     layouts = []
     for layout in layouts_of(cost.workers, cost.work.num_micro_batches):
         try:
@@ -91,9 +91,9 @@ def possible(cost: SplitCost) -> list[LayerLayout]:
 
 
 def own_costs(cost: SplitCost, layouts: Sequence[LayerLayout]) -> tuple[list[Array], list[Array]]:
-    """Seconds of each unit in each layout, to compute it and to sum its gradients; or infinity.
+    """Seconds to compute each unit, and to sum its gradients, by layout; infinite if impossible.
 
-    Gradients count as apart (`is_apart`) as if some layer's batch were shared by all workers.
+    `is_apart` is evaluated as if all workers shared some layer's batch.
     """
     shape, most = (len(cost.chain), len(layouts)), cost.workers
     computes, numbers = np.full(shape, np.inf), np.zeros(shape)
@@ -189,9 +189,9 @@ class SplitPlan:
 
 
 def exchange_for(rows: Sequence[Forecast], workers: int) -> str:
-    """The fastest planned exchange that works among any ranks; tree if none was planned.
+    """Return the fastest planned exchange that works among any ranks; tree if none was planned.
 
-    Rows of codecs do not count: they name a tree, and are as fast as their codec.
+    Rows with a codec do not count: they name the tree, but are as fast as their codec.
     """
     planned = [
         row
@@ -209,7 +209,7 @@ def split_plans(
     exchange: str,
     ways: Sequence[str],
 ) -> list[SplitPlan]:
-    """Plan each way's fastest variant, preferring those that fit; omit impossible ways."""
+    """Return each way's fastest plan, preferring plans that fit in memory; omit impossible ways."""
     cost = SplitCost(work, cluster, chain, workers, exchange)
     fastest = []
     for name in (way for way in WAYS if way in ways):
@@ -263,8 +263,8 @@ def data_layouts(cost: SplitCost) -> Layouts:
 def dense_layouts(cost: SplitCost, is_trick: bool) -> Iterator[tuple[int, Layouts]]:
     """Yield (workers of a row, layouts): dense layers split by neurons and by inputs in turn.
 
-    is_trick: all workers share the samples of other layers (Krizhevsky 2014); else a row is one
-    worker.
+    is_trick: all workers share the samples of other layers (Krizhevsky 2014); else all workers of
+    a row compute the same samples.
     """
     if is_trick and cost.work.num_micro_batches % cost.workers:
         return
@@ -345,7 +345,7 @@ def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
     for unit, layout, (seconds, sent) in rows:
         if not unit.weights:
             continue
-        if layout.rows * layout.paths > 1:  # sums of its gradients and its input's are inside it
+        if layout.rows * layout.paths > 1:  # the unit itself sums gradients of weights or inputs
             own_s, own_sent = cost.inside(unit, layout, layout.batch)
             seconds, sent = seconds + own_s, sent + own_sent
         whole = BYTES_PER_ELEMENT * unit.weights

@@ -1,7 +1,7 @@
-"""Prices the step of a network whose layers have layouts: computing, and what is sent.
+"""Prices the step of a network whose layers have layouts: computing and communication.
 
 The workers that share a layer's batch sum its gradients during backward, by the training's
-exchange. Activations move between layers while nobody computes, because the next layer waits.
+exchange. No worker computes while activations move between layers, because the next layer waits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,7 +54,7 @@ class SplitStep:
 
     compute_s: float
     stragglers_s: float
-    """The part of computing that is waiting for slower workers at the end of the step."""
+    """The part of compute_s that is the wait for slower workers at the end of the step."""
     data_s: float
     activations_s: float
     """Exchanges between layers, forward and backward, and waiting for slower workers there."""
@@ -73,7 +73,7 @@ class SplitStep:
 @dataclass(frozen=True)
 class _Tensor:
     model: int
-    """Workers that hold one model; it is also the distance of workers with the same part."""
+    """Workers that hold one model; also the distance between ranks that hold the same part."""
     nodes: int
     ready_s: float
     num_bytes: int
@@ -81,7 +81,7 @@ class _Tensor:
 
 
 class SplitCost:
-    """The cost of layouts for a workload on so many workers; times are cached."""
+    """The cost of layouts for a workload on a number of workers; times are cached."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class SplitCost:
         updated = updated_bytes(work, self.chain, layouts)
         own_s = computed_s + slowed_s - backward_s
         meeting_s = self.meeting_s(layouts)
-        # Workers that have met at exchanges all the time reach the end together.
+        # Workers that wait for each other at exchanges reach the end of the step together.
         apart = self.workers // self._row(layouts) if meeting_s else self.workers
         late_s = own_s * (slowest_of(apart, device.jitter, rounds) - 1)
         step = SplitStep(
@@ -141,8 +141,8 @@ class SplitCost:
     def meeting_s(self, layouts: Layouts) -> float:
         """Seconds for which workers wait for the slowest of a row before they exchange activations.
 
-        What is computed between two exchanges of a micro-batch varies by itself, with a variance
-        that is its share of the micro-batch's.
+        Times between two exchanges vary independently. Each has the share of a micro-batch's
+        variance that it has of the micro-batch's time.
         """
         late = slowest_of(self._row(layouts), self.cluster.device.jitter, 1) - 1
         rounds = min(micro_batches_of(self.work, layout) for layout in layouts)
@@ -156,7 +156,7 @@ class SplitCost:
         return rounds * late * sum(sqrt(seconds * whole_s) for seconds in runs_s)
 
     def _runs(self, layouts: Layouts) -> Iterator[tuple[float, bool]]:
-        """Yield a micro-batch's seconds by unit, there and back, and whether workers meet then."""
+        """Yield a micro-batch's seconds by unit, forward then back, and if workers meet then."""
         most = max(layout.batch for layout in layouts)
         meets = [
             [
@@ -178,12 +178,12 @@ class SplitCost:
 
     @staticmethod
     def _row(layouts: Layouts) -> int:
-        """The most workers that hold one model together."""
+        """The largest number of workers that hold one model together."""
         return max(layout.model for layout in layouts)
 
     @cached_property
     def in_memory(self) -> int:
-        """Workers of a host that add in memory the gradients that all share by batch."""
+        """Workers of a host that sum in shared memory, for layers whose batch all workers share."""
         return ranks_per_node(self.network) if self.prices(1).across else 1
 
     @cached_property
@@ -195,7 +195,7 @@ class SplitCost:
         return micro_batches_of(self.work, layout) * (forward_s + sum(backward_s))
 
     def _computes_s(self, unit: Unit, layout: LayerLayout) -> tuple[float, tuple[float, ...]]:
-        """Forward of one micro-batch, and backward by layer, from the first to the last."""
+        """Seconds of a micro-batch's forward, and of backward by layer, the first layer first."""
         work, device = self.work, self.cluster.device
         # All paths of a worker count as one part.
         parts = part_of(unit, layout if unit.paths else layout.in_parts)
@@ -239,7 +239,7 @@ class SplitCost:
         return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
 
     def masks(self, unit: Unit, layout: LayerLayout, most: int) -> tuple[float, float]:
-        """Seconds, and bytes sent by each worker, for others' parts of its dropout masks."""
+        """Seconds, and bytes sent by each worker, to exchange parts of dropout masks."""
         if not unit.draws or layout.outputs == 1 or not is_apart(layout, most):
             return 0.0, 0.0
         have = LayerLayout(layout.workers).makes
@@ -254,7 +254,7 @@ class SplitCost:
         return self.prices(layout.model).seconds([numbers])[0] if numbers else 0.0
 
     def prices(self, model: int) -> Prices:
-        """Prices among workers with the same parts, while all sets of them exchange at once."""
+        """Prices among workers with the same parts, if all such sets exchange at once."""
         if model not in self._prices:
             network = self.network.strided(model)
             self._prices[model] = prices_of(self.work, self.exchange, network)
@@ -275,14 +275,14 @@ class SplitCost:
         return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
 
     def size(self, at: int, before: LayerLayout) -> float:
-        """Bytes of the batch between two units; addends are summed before a pool shrinks them."""
+        """Bytes of a batch between two units; partial sums are added before a pool shrinks them."""
         numbers = self.chain[at + 1].inputs
         if before.inputs > 1:
             numbers = max(numbers, self.chain[at].outputs)
         return self.itemsize * numbers * self.work.global_batch_size
 
     def rounds(self, before: LayerLayout, after: LayerLayout) -> int:
-        """Exchanges in a step; in one, each worker that shares a batch has a micro-batch."""
+        """Exchanges in a step; each has one micro-batch of every worker that shares a batch."""
         return min(micro_batches_of(self.work, layout) for layout in (before, after))
 
     def _boundary(self, before: LayerLayout, after: LayerLayout, has_gradient: bool) -> Boundary:
@@ -348,7 +348,7 @@ class SplitCost:
 
 
 def sent_nodes(nodes: int) -> float:
-    """A worker's sent bytes of a sum with so many nodes, over one with one (`exchange.fold`)."""
+    """A worker's sent bytes for a sum of `nodes` nodes, over those for one (`exchange.fold`)."""
     return (nodes + 1) / 2
 
 

@@ -2,11 +2,11 @@
 
 Micro-batches follow each other through the stages. A step has m + K - 1 turns for m micro-batches
 and K stages, each as long as the slowest stage, and a worker is idle in K - 1 of them (Huang et al.
-2019, GPipe). A stage keeps activations of as many micro-batches as follow it, by one forward, one
-backward (Narayanan et al. 2019, PipeDream). Branches are cut as a sequence, too.
+2019, GPipe). Stage k, from 0, keeps activations of up to K - k micro-batches, by one forward, one
+backward (Narayanan et al. 2019, PipeDream). Branches are treated as a sequence.
 
-`turns` follows a pipeline in time: a stage does its actions in order, each when its input has
-arrived, and its port sends one message after the other while it computes.
+`turns` simulates a pipeline: a stage does its actions in order, each when its input has arrived,
+and its port sends one message after the other while the stage computes.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class StagePlan:
 
 
 def best_stages(cost: SplitCost, stages: int) -> StagePlan:
-    """Find the cut whose slowest stage is the fastest, including handing over its input.
+    """Find the cuts that minimize the slowest stage, including the transfer of its input.
 
     Raises: ValueError if there are fewer layers than stages, or the rows do not fit the links.
     """
@@ -115,7 +115,7 @@ def _memory(
 
 
 def balanced(computes_s: Array, passes_s: Array) -> tuple[int, ...]:
-    """Find the ends of consecutive parts, none empty, of which the slowest is the fastest.
+    """Find the ends of consecutive parts, none empty, that minimize the slowest part.
 
     computes_s: of each unit. passes_s: to hand unit u's input to stage k, shape (stages, units).
     """
@@ -159,10 +159,10 @@ def turns(
     passes_s: Sequence[float],
     returns_s: Sequence[float],
 ) -> Turns:
-    """Run a pipeline in time. orders: the actions of each stage, by `parallel.pipeline`.
+    """Simulate a pipeline. orders: the actions of each stage, by `parallel.pipeline`.
 
-    forward_s, backward_s: of each stage, for a micro-batch. passes_s, returns_s: of each cut, for a
-    message with activations, and one with gradients.
+    forward_s, backward_s: each stage's times for a micro-batch. passes_s, returns_s: each cut's
+    times for a message with activations, and for one with gradients.
     """
     last = len(orders) - 1
     now_s, port_s, waits_s = ([0.0] * len(orders) for _ in range(3))

@@ -1,9 +1,9 @@
 """Prices a step: a workload with one exchange, on any number of workers of a cluster.
 
 Gradients become ready during the last micro-batch's backward, from the last layer to the first, and
-travel in buckets in this order. What still travels when backward ends is exposed: the worker waits.
-An exchange during backward may slow it down, because messages take the processor. A step ends with
-the slowest worker. If micro-batches vary by `jitter` (a standard deviation over the mean), P
+are sent in buckets in this order. The part of the exchange that outlasts backward is exposed: the
+worker waits for it. An exchange may slow backward down, because messages use the processor. A step
+ends with the slowest worker. If micro-batches vary by `jitter` (standard deviation over mean), P
 workers wait for the largest of P sums, by Blom's normal order statistic (1958).
 """
 
@@ -29,7 +29,7 @@ from firecaffe.planner.workload import Workload
 
 @dataclass(frozen=True)
 class ReadyBucket:
-    """Seconds from the start of the last backward until it is ready, and its float32 elements."""
+    """A bucket: seconds from the last backward's start until it is ready, and float32 elements."""
 
     ready_s: float
     num_elements: int
@@ -37,7 +37,7 @@ class ReadyBucket:
 
 @dataclass(frozen=True)
 class Scales:
-    """Factors on what a cluster's file says: times, and a device's jitter and slow-down."""
+    """Factors for the figures of a cluster's file: times, and a device's jitter and slow-down."""
 
     compute: float = 1.0
     exchange: float = 1.0
@@ -90,12 +90,12 @@ def overlap(
 ) -> tuple[float, float]:
     """Seconds of backward during the exchange, and of the exchange that remains after it.
 
-    lanes: buckets that may be in flight at once. share: their time then, over that in sequence.
-    slowdown: the share by which backward takes longer while anything is in flight.
+    lanes: most buckets in flight at once. share: their time together over their time in sequence.
+    slowdown: the share by which backward takes longer while a bucket is in flight.
     """
     now_s = done_s = 0.0  # the clock; backward's progress, in undisturbed time
     waiting = deque(zip(buckets, exchange_s, strict=True))
-    left_s: list[float] = []  # of buckets in flight, as if each were alone
+    left_s: list[float] = []  # remaining time of each bucket in flight, if it were alone
     ended_s = 0.0
     while waiting or left_s or done_s < backward_s:
         goal_s = backward_s
@@ -111,7 +111,7 @@ def overlap(
         passed_s = min(computes_s, sends_s)
         now_s += passed_s
         if left_s:
-            # Buckets that end are removed by comparison; rounding would leave a rest of them.
+            # Finished buckets are removed by comparison: rounding could leave a remainder.
             sent_s = min(left_s) if passed_s == sends_s else passed_s / len(left_s) / together
             left_s = [s - sent_s for s in left_s if s > sent_s]
         if done_s < backward_s:
@@ -121,7 +121,7 @@ def overlap(
 
 
 def slowest_of(world_size: int, jitter: float, micro_batches: float) -> float:
-    """The expected time of the slowest worker over the mean. micro_batches: of each in a step."""
+    """The expected time of the slowest worker over the mean. micro_batches: per worker and step."""
     if world_size == 1:
         return 1.0
     largest = NormalDist().inv_cdf((world_size - 0.375) / (world_size + 0.25))
@@ -210,7 +210,7 @@ class StepCost:
 
 
 def route_of(workload: Workload, exchange: str, network: Network) -> Route:
-    """The route that a training uses, perhaps of another exchange. Raises: ValueError if none."""
+    """Find a training's route, which another exchange may replace. Raises: ValueError if none."""
     return find_route(
         exchange,
         workload.num_micro_batches,
@@ -244,7 +244,7 @@ def storage_s(
 
 
 def own_exchange(workload: Workload, cluster: Cluster, world_size: int) -> str:
-    """Return the recipe's exchange, what `auto` would choose, or "" if there is no recipe."""
+    """Return the recipe's exchange, for `auto` the chosen one, or "" if there is no recipe."""
     if workload.exchange != AUTO:
         return workload.exchange
     network = Network(cluster.links, world_size)

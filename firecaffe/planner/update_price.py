@@ -1,4 +1,4 @@
-"""Prices who updates the weights: the rows of `exchange.update_at`."""
+"""Prices the update by who makes it: all workers or owners of shards (`exchange.update_at`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,18 +28,18 @@ class PlannedShards:
 
     @cached_property
     def held_bytes(self) -> int:
-        """The weights of the worker that has most of them."""
+        """The weight bytes of the worker that holds most."""
         return BYTES_PER_ELEMENT * max(map(sum, zip(*self.elements, strict=True)), default=0)
 
     @cached_property
     def arriving_bytes(self) -> int:
-        """The most that arrives at once for a shard of a bucket, from all other workers."""
+        """The most bytes that arrive at once for a shard of a bucket, from all other workers."""
         others = len(self.elements[0]) - 1 if self.elements else 0
         return BYTES_PER_ELEMENT * others * max(map(max, self.elements), default=0)
 
     @property
     def unevenness(self) -> list[float]:
-        """The largest shard of each bucket over an equal one."""
+        """The largest shard of each bucket over a shard of equal size."""
         return [max(1.0, max(sizes) * len(sizes) / max(1, sum(sizes))) for sizes in self.elements]
 
 
@@ -49,7 +49,7 @@ def shards_of(workload: Workload, world_size: int) -> PlannedShards:
 
 
 def shards_s(workload: Workload, network: Network, kind: str) -> list[float]:
-    """Seconds of each bucket to shards' owners or back, each as long as its largest shard."""
+    """Seconds to send each bucket to its shards' owners, or back, by its largest shard."""
     shards = shards_of(workload, network.world_size)
     prices = Prices(FOLD, network, num_leaves=workload.num_micro_batches, kind=kind)
     taken_s = prices.seconds([sum(sizes) for sizes in shards.elements])
@@ -78,21 +78,21 @@ class PlannedUpdate(Protocol):
     to_owners: bool
     """Whether a worker only needs the total of its shard."""
     said: str
-    """Words for people after the size of the gradients."""
+    """The text that a plan prints after the size of the gradients."""
     share_before: float
-    """The share of a sum's time before the update: half if the way back to all comes after it."""
+    """The share of a sum's time before the update: half if the all-gather comes after it."""
 
     def sums_s(self, work: Workload, prices: Prices, sizes: Sequence[int]) -> list[float]:
         """Seconds until each bucket's total is where it is needed. prices: among all workers."""
 
     def back_s(self, work: Workload, network: Network) -> float:
-        """Seconds to agree on the update, and from it until all workers have all weights again."""
+        """Seconds to agree on the update, and after it to send all workers all weights."""
 
     def updated_bytes(self, work: Workload, world_size: int) -> int:
-        """The most weights that a worker updates."""
+        """The most weight bytes that a worker updates."""
 
     def arriving_bytes(self, work: Workload, world_size: int, of_buckets: float) -> float:
-        """The most that arrives at once. of_buckets: the value if whole buckets arrive."""
+        """The most bytes that arrive at once. of_buckets: the value if whole buckets arrive."""
 
 
 class ByAll:

@@ -21,7 +21,7 @@ from firecaffe.planner.workload import LayerWork, Workload
 def cut_where_gathered(
     chain: Sequence[Unit], chosen: Mapping[str, str], parts: int
 ) -> tuple[Unit, ...]:
-    """Split units behind layers by rows, where modules need whole images again.
+    """Cut units of layers split by rows, before the first module that needs whole images again.
 
     chosen: the split layers and their words. Raises: RecipeError if a layer has fewer rows than
     parts.
@@ -52,7 +52,7 @@ def cut_where_gathered(
 
 
 def by_rows(unit: Unit, layout: LayerLayout) -> tuple[LayerWork, ...]:
-    """The works of the worker that has most rows; each worker has whole weights."""
+    """The works of the worker that has most rows; each worker has the whole weights."""
     parts, workers = layout.in_parts.rows, layout.rows
     works = []
     for work, images in zip(unit.works, unit.images, strict=True):
@@ -76,7 +76,7 @@ def by_rows(unit: Unit, layout: LayerLayout) -> tuple[LayerWork, ...]:
 def kept_by_rows(unit: Unit, part: Sequence[LayerWork], layout: LayerLayout) -> list[float]:
     """Bytes that backward needs of each layer of a worker's parts, for one image.
 
-    Parts copy the rows that they see. These are all that a layer with weights keeps.
+    Parts copy the rows that they read. A layer with weights keeps only this copy.
     """
     kept = []
     for whole, work, images in zip(unit.works, part, unit.images, strict=True):
@@ -89,7 +89,7 @@ def kept_by_rows(unit: Unit, part: Sequence[LayerWork], layout: LayerLayout) -> 
 
 
 def by_paths(unit: Unit, layout: LayerLayout) -> tuple[LayerWork, ...]:
-    """The works of the busiest worker: its paths, common layers, and what follows on its output."""
+    """The works of the busiest worker: its paths, common layers, and modules after them."""
     paths = unit.paths
     assert paths is not None
     tail = unit.works[len(paths.common) + sum(map(len, paths.works)) :]
@@ -195,7 +195,7 @@ class PartExchanges:
         return [self._sum(self.rounds * size, layout.rows) for size in sizes]
 
     def _sum(self, num_bytes: float, workers: int) -> tuple[float, float]:
-        """Price a sum for all workers: reduce-scatter, then all-gather. num_bytes: of a step."""
+        """Price an all-reduce: reduce-scatter, then all-gather. num_bytes: those of a step."""
         digit = 1, workers
         shares = Form(channels=(digit,))
         traffics = [self.exchanges.sums(digit, Form()), self.exchanges.fetch(shares, Form())]
@@ -231,7 +231,7 @@ def _share(elements: int, workers: int) -> float:
 
 
 def _part(work: LayerWork, layout: LayerLayout, out: float, into: float, taken: float) -> LayerWork:
-    """Cut a work. Shares: out of the outputs, into of the weights' inputs, taken of the layer's."""
+    """Cut a work by shares: `out` of outputs, `into` of weights' inputs, `taken` of the layer's."""
     if not work.shapes:  # modules that work on the layer's parts
         return replace(
             work,
@@ -259,9 +259,9 @@ def _cut(shape: tuple[int, ...], out: float, into: float) -> tuple[int, ...]:
 def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Workload:
     """The workload of one worker: its parts of the layers.
 
-    Activations are those of a round: one micro-batch of the units that most workers share by batch,
-    and as many of the others as there are then. Inputs gathered for backward, by shared outputs,
-    rows or paths, count as activations.
+    Activations are those of a round: one micro-batch in units whose batch most workers share, and
+    several in units whose batch fewer workers share. Inputs that splits by outputs, rows or paths
+    gather for backward count as activations.
     """
     most = max(layout.batch for layout in layouts)
     layers: list[LayerWork] = []
@@ -274,7 +274,7 @@ def rank_work(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> Worklo
 
 
 def _kept(unit: Unit, part: Sequence[LayerWork], layout: LayerLayout) -> list[float]:
-    """Bytes that backward needs of each layer of a part; gathered inputs are memory of its own."""
+    """Bytes that backward needs of each layer of a part; gathered inputs are additional memory."""
     kept = [work.kept_bytes for work in part]
     if layout.in_parts.rows > 1:
         return kept_by_rows(unit, part, layout)
@@ -287,14 +287,14 @@ def _kept(unit: Unit, part: Sequence[LayerWork], layout: LayerLayout) -> list[fl
 
 
 def updated_bytes(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> float:
-    """The most weight bytes that a worker updates: its apart parts, and shards of the rest."""
+    """The most weight bytes that a worker updates: its apart parts, and its shards of the rest."""
     most = max(layout.batch for layout in layouts)
     parts = [part_of(*pair) for pair in zip(chain, layouts, strict=True)]
     apart, shared = list[LayerWork](), list[LayerWork]()
     for layout, part in zip(layouts, parts, strict=True):
         (apart if is_apart(layout, most) else shared).extend(part)
     is_cut = any(layout.parts * layout.rows * layout.paths > 1 for layout in layouts)
-    # Parts need not be rows, so each part has one owner.
+    # Parts of weights need not be whole rows, so each part has one owner.
     whole = work.has_whole_shards or is_cut
     rest = replace(work, layers=tuple(shared), has_whole_shards=whole)
     apart_bytes = sum((sum(layer.parameters_bytes) for layer in apart), 0.0)
@@ -304,7 +304,7 @@ def updated_bytes(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> fl
 def memory_of(
     work: Workload, chain: Sequence[Unit], layouts: Layouts, in_memory: int = 1
 ) -> dict[str, float]:
-    """Bytes of one worker by purpose. in_memory: as in `memory_bytes`, if shared by batch."""
+    """Bytes of one worker by purpose. in_memory: as in `memory_bytes`, for units in data layout."""
     local_work = rank_work(work, chain, layouts)
     is_whole = not any(layout.parts * layout.rows > 1 or layout.computed for layout in layouts)
     parts = memory_bytes(local_work, 1)
@@ -354,7 +354,7 @@ def is_apart(layout: LayerLayout, most: int) -> bool:
 
 
 def nodes_of(layout: LayerLayout, most: int) -> int:
-    """The worker's nodes of a gradient tree: one for each worker whose micro-batches it gets."""
+    """A worker's nodes of a gradient tree: one for each worker whose micro-batches it gets."""
     return most // layout.batch if is_apart(layout, most) else 1
 
 

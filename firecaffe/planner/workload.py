@@ -1,8 +1,8 @@
 """The work of a step: a network's layers, each with its operations and bytes for one image.
 
-The vectors as long as the weights that an optimizer keeps, and makes during an update, are measured
-by updates of one small matrix, because torch's `foreach` forms, and ours, make lists of tensors
-that depend on the optimizer, its weight decay and torch.
+An optimizer keeps vectors as long as the weights, and makes more during an update. Both are counted
+in updates of one small matrix, because torch's `foreach` forms, and ours, make lists of tensors
+that depend on the optimizer, its weight decay and torch's version.
 """
 
 import weakref
@@ -100,7 +100,7 @@ class Workload:
     channels_last: bool = False
     bucket_bytes: int = 4_000_000
     gradient_bytes: int = BYTES_PER_ELEMENT
-    """Bytes of a number of a gradient as it travels; another library may send 2."""
+    """Bytes of one gradient element on the wire; another library may send 2."""
     stored_bytes: float = 0.0
     """Size of one image in storage; 0 if the data are held in memory."""
     shared_memory: bool = True
@@ -108,7 +108,7 @@ class Workload:
     """The recipe's exchange; empty without a recipe."""
     compressor: str = NO_COMPRESSOR
     any_shares: bool = False
-    """Whether workers may get any shares of a step's micro-batches."""
+    """Whether workers may get arbitrary shares of a step's micro-batches."""
     compressor_level: int = 0
     update_at: str = "all"
     has_whole_shards: bool = False
@@ -117,9 +117,9 @@ class Workload:
     threads: int = 1
     """Threads of a worker on a CPU."""
     eval_batch_size: int = 0
-    """Samples that a worker evaluates at once; 0 if it is not known that any are."""
+    """Samples that a worker evaluates at once; 0 if unknown, or none are evaluated."""
     epochs_law: EpochsLaw | None = None
-    """The user's; a published one is found by the network's name."""
+    """The user's law; a published one is found by the network's name."""
     assumption: str = ""
 
     @property
@@ -153,7 +153,7 @@ class Layers:
 
 
 def layers_of(config: ModelConfig, layout: Layout | None, num_classes: int | None) -> Layers:
-    """Find a network's layers on the meta device; without a layout, with its authors' images.
+    """Find a network's layers on the meta device; without a layout, for its authors' images.
 
     Raises: RecipeError if it does not exist or does not take such images; OwnCodeError.
     """
@@ -237,7 +237,7 @@ def _layers(config: ModelConfig, network: nn.Module, layout: Layout) -> Layers:
         share = float(is_after_trained) * (0.5 if is_frozen else 1.0)
         kept_bytes = saved.pop(row.name, 0) / PROFILED_IMAGES
         works.append(replace(_work_of(row, shapes, share), kept_bytes=kept_bytes))
-    if works:  # kept before the first call, or by one that has no row
+    if works:  # kept before the first call, or by a call without a row
         kept_bytes = works[0].kept_bytes + sum(saved.values()) / PROFILED_IMAGES
         works[0] = replace(works[0], kept_bytes=kept_bytes)
     # Parameters that forward does not use are exchanged, too.
@@ -276,7 +276,7 @@ SHAPE = (8, 8)
 class Vectors(NamedTuple):
     kept: int
     made: int
-    """The most that exist at once in an update; they are gone after it."""
+    """The most that exist at once in an update, and are freed by its end."""
 
 
 def vectors_of(solver: SolverConfig) -> Vectors:
