@@ -1,4 +1,4 @@
-"""The answer of a function: on a console, in a notebook, as a picture, and in files."""
+"""The answer of a function: on a console, in a notebook, in pictures and in files."""
 
 import codecs
 import dataclasses
@@ -28,9 +28,9 @@ UNCUT_WIDTH = 170
 
 
 class LiteralConsole(Console):
-    """A console that shows texts as they are, though they may be a stranger's.
+    """A console that shows texts literally, because they may come from a stranger.
 
-    A name in brackets is no style, and a control character does nothing.
+    Brackets are no markup, and control characters have no effect.
     """
 
     def __init__(self, **words: Any) -> None:
@@ -51,13 +51,13 @@ def make_console(stderr: bool = False) -> Console:
 
 
 PLAIN: dict[str, Any] = {"show_edge": False, "padding": (0, 1, 0, 0)}
-"""The style of a table that begins where the lines around it do."""
+"""The style of a table that is aligned with the lines around it."""
 
 
 def numbers_table(
     *headers: str, texts: Sequence[str] = (), no_wrap: bool = True, **words: Any
 ) -> Table:
-    """Return an empty table, whose columns hold numbers but for those of `texts`."""
+    """Return an empty table whose columns hold numbers, except those of `texts`."""
     table = Table(box=SIMPLE_HEAD, **words)
     for header in headers:
         table.add_column(header, justify="left" if header in texts else "right", no_wrap=no_wrap)
@@ -140,7 +140,7 @@ DEFAULT_CLUSTER = "cpu-host"
 
 
 def cluster_to_write(write: str | Path, overwrite: bool, cluster: str | Path) -> "Cluster | None":
-    """Load the cluster that a file to write starts from; None if none is to be written.
+    """Load the cluster that the file to write is based on; None if no file is to be written.
 
     Raises: RecipeError or RunError.
     """
@@ -186,9 +186,9 @@ class Answer(ABC):
     """Warnings, which the command prints to stderr."""
 
     width = UNCUT_WIDTH
-    """Most columns of what is printed where no terminal says how wide it is."""
+    """The width of printed text, in columns, without a terminal."""
     least_width = 0
-    """Columns on a narrower terminal, which breaks the lines."""
+    """The least width on a terminal; a narrower one breaks the lines."""
 
     @abstractmethod
     def to_dict(self) -> Any:
@@ -257,7 +257,7 @@ def load_figure(word: str = "--plot") -> Any:
 
 
 def take_literally(figure: Any) -> None:
-    """Show titles and names as they are: a `$` in them begins no formula."""
+    """Show titles and names literally: a `$` in them begins no formula."""
     for axes in figure.axes:
         legend = axes.get_legend()
         names = legend.get_texts() if legend is not None else ()
@@ -266,7 +266,7 @@ def take_literally(figure: Any) -> None:
 
 
 def write_picture(path: Path, figure: Any, title: str, alternative: str) -> None:
-    """Write a figure whole or not at all. `alternative` is its text for those who cannot see."""
+    """Write a figure whole or not at all. `alternative` is the text for those who cannot see it."""
     take_literally(figure)
     figure.tight_layout()
     picture = io.BytesIO()

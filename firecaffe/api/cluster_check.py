@@ -1,4 +1,4 @@
-"""`firecaffe.check`: is this cluster what it should be, and what a plan needs to know of it?"""
+"""`firecaffe.check`: checks a cluster, and measures what a plan needs to know about it."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ from firecaffe.script.launch import launch_on
 from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
 
 EXCHANGES = ("tree", "ring", "halving_doubling", "sharded_parameter_server", "native")
-"""The last but one stands for all whose messages go straight to owners: shards, codecs of rows."""
+"""The sharded server stands for all exchanges that send directly to owners: shards, row codecs."""
 
 SMALL_BYTES = 4096
 STEP_S = 1.5
@@ -136,7 +136,7 @@ def _steps(
 
 
 def _micro_batches(world: World, recipe: CheckedRecipe) -> int:
-    """The micro-batches of a timed step: as many as a rank has in training, up to some."""
+    """The micro-batches of a timed step: as many as a rank has in training, up to a limit."""
     sharers = layout_of(recipe.parallel, world.world_size).sharers
     return min(ceil(recipe.train.num_micro_batches / sharers), MOST_MICRO_BATCHES)
 
@@ -147,7 +147,7 @@ def _slowdown(
     local: LocalRanks | None,
     timed: Sequence[Sequence[StepTimes]],
 ) -> float:
-    """How much longer the median rank's step takes beside an exchange, as a share of it."""
+    """The slow-down of the median rank's step beside an exchange, as a share of the step."""
     size = recipe.train.micro_batch_size
     alone_s = [median(t.compute_s) for row in timed for t in row if t.micro_batch_size == size]
     gather_text(world, "")
@@ -235,9 +235,9 @@ def check(
     input: str = "",
     device: str = "auto",
 ) -> Checked | None:
-    """Look a cluster over before a training: clocks, memory, disks, links, every rank's rate.
+    """Check a cluster before a training: clocks, memory, disks, links, every rank's rate.
 
-    In a launcher's world each rank calls it. Ranks other than the first, and hosts without it, have
+    In a launcher's world each rank calls it. Ranks other than the first, and hosts without it, get
     None.
 
     Args:
@@ -248,7 +248,7 @@ def check(
         folder: Where files are written and read.
         master_port: The port at which ranks of one host meet; 0 takes any.
         nnodes: The number of hosts; each calls it with the same arguments.
-        rdzv_endpoint: HOST:PORT, where hosts meet.
+        rdzv_endpoint: HOST:PORT at which hosts meet.
         rdzv_id: The check's name, the same on all hosts.
         secret_file: A file of mode 0600 with the check's secret, the same on all hosts.
         model: A network without a recipe, by name.

@@ -26,7 +26,7 @@ from firecaffe.runs.statistics import MOST_RUNS, UNDECIDED, Difference, Mean, Ra
 from firecaffe.synchrony.config import EVERY_STEP
 
 MOST_OTHERS = 2
-"""Most further metrics in a table, next to the one that runs are judged by."""
+"""Most other metrics in a table, next to the one by which runs are judged."""
 
 
 def headers(rows: Sequence[GroupRow]) -> list[str]:

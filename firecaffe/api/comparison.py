@@ -61,7 +61,7 @@ class Compared(Answer):
     runs: list[TableRun]
     """The runs, the baseline first."""
     allow_unequal: bool = False
-    """Whether runs of other work have a speedup, too."""
+    """Whether runs of different work get a speedup, too."""
 
     width, least_width = PIPE_WIDTH, MIN_WIDTH_OF_RUNS
 
@@ -126,9 +126,9 @@ def compare(
         baseline: Another baseline than the first.
         by: "run", or "recipe" for groups over seeds.
         target: With groups: the time to this value of the task's metric; shares in per cent.
-        band: With groups: points of the metric that are no difference; 0.3 of shares, else 1 in
-            100.
-        allow_unequal: Give speedups between runs of other work, which are marked.
+        band: With groups: points of the metric that count as no difference; by default 0.3 for a
+            share, else 1 in 100.
+        allow_unequal: Give speedups between runs of different work, too; they are marked.
         html: A file for a page with the table, and the curves of each run, one or several.
         overwrite: Replace the file of `html` if it exists.
 

@@ -1,4 +1,4 @@
-"""`firecaffe.compress`: a trained network made small, in one file, with what is lost."""
+"""`firecaffe.compress`: a trained network in one small file, and the accuracy that is lost."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -225,7 +225,7 @@ class Compressed(Answer):
 
     @property
     def why_not(self) -> str:
-        """The nearest to the target, if none reaches it; else empty."""
+        """The size that is nearest to the target, in words; empty if the target is reached."""
         return "" if self.is_reached else not_reached(self.record)
 
     def to_dict(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def compress(
 ) -> Compressed:
     """Make a trained network small: prune, retrain, share values, retrain, code; one file.
 
-    Lines on stderr tell of each round as it ends.
+    A line on stderr reports each round as it ends.
 
     Args:
         run: A finished run, or a recipe (or its file's path) whose model.weights are trained.

@@ -1,4 +1,4 @@
-"""`firecaffe.evaluate` and `firecaffe.predict`: what a run's network says of samples."""
+"""`firecaffe.evaluate` and `firecaffe.predict`: a run's network applied to samples."""
 
 import csv
 import io
@@ -47,7 +47,7 @@ from firecaffe.training.prediction import (
 from firecaffe.training.records import in_words
 
 NEEDED = ("model", "data", "task")
-"""The sections of a recipe that say what is evaluated, and how."""
+"""The sections of a recipe that decide what is evaluated, and how."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class EvaluatedRun:
 
 
 def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = False) -> EvaluatedRun:
-    """Evaluate a run's network on the recipe's test data. All ranks call it and return the same."""
+    """Evaluate a run's network on the recipe's test data. All ranks call it and get the same."""
     check_named(where, recipe, NEEDED)
     with alone_in_process("evaluate"), arithmetic(recipe.train, world.device):
         trained = load_run(where, best=best, recipe=recipe)
@@ -161,7 +161,7 @@ def evaluate(
     check_count("nproc_per_node", nproc_per_node, 1)
     if is_launched() or nproc_per_node == 1:
         return _evaluate(used, best)
-    # Once before any rank is started, so that a mistake is reported once.
+    # Check before any rank is started, so that a mistake is reported once.
     check_named(used.where, used.recipe, NEEDED)
     trained = load_run(used.where, best=best, recipe=used.recipe)
     data = open_test(used.recipe.data)
@@ -306,7 +306,7 @@ def _predict(
         batches = of_samples(test, recipe.data, size, device)
     names, rows, lines = about.class_names, [], []
     for prediction in predictions(trained.model.to(device), recipe, batches, device):
-        if damaged and int(prediction.sample) in damaged:  # it is of the image that stands in
+        if damaged and int(prediction.sample) in damaged:  # predicted from a stand-in image
             continue
         mask = None if keep_mask is None else keep_mask(prediction)
         rows.append(_row(prediction, names, top, mask))

@@ -147,7 +147,7 @@ def bench_exchange(
 ) -> ExchangeTimes | None:
     """Measure exchanges in turns with the backend's own all_reduce, and check every sum.
 
-    In a launcher's world each rank calls it; ranks other than the first have None.
+    In a launcher's world each rank calls it; ranks other than the first get None.
 
     Args:
         nproc_per_node: The number of ranks to start on this host.

@@ -49,7 +49,7 @@ class ExchangeRounds(Answer):
     ranks_per_node: int
     """The ranks of a node."""
     is_drawn: bool
-    """Whether it is shown as a picture."""
+    """Whether the rounds are drawn."""
 
     @property
     def figures(self) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def _megabytes(count: int | None) -> str:
 
 
 def stage_lines(stages: Sequence[StageTimes]) -> list[str]:
-    """Return which stage has the most work and how long each idles; empty without stages."""
+    """Describe which stage has the most work and how long each idles; empty without stages."""
     if not stages:
         return []
     most = max(stages, key=lambda stage: stage.own_s)

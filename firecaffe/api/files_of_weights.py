@@ -45,7 +45,7 @@ class Exported(Answer):
     run: str
     """The run, as it was given."""
     compared: str
-    """With what the file was compared, and by how much it differed."""
+    """Describes what the file was compared with, and by how much it differed."""
     outputs: str
     """The network's outputs, in words; empty if the file has weights alone."""
     inputs: str
@@ -54,7 +54,7 @@ class Exported(Answer):
     """Lines about newer checkpoints that are damaged."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the file and what is known of it."""
+        """Return the file's path and what is known about the file."""
         return {name: value for name, value in asdict(self).items() if name != "notes"}
 
     def _parts(self) -> Iterator[str]:
@@ -89,8 +89,8 @@ def export(
         overwrite: Replace the file if it exists.
         replace: Words of the run's recipe with other values, as {"data.path": "new"}.
 
-    Raises: RecipeError, RunError, DataError, CheckpointError; NotIdenticalError if the file comes
-    to other outputs than the network, and then it is not written.
+    Raises: RecipeError, RunError, DataError, CheckpointError; NotIdenticalError if the file gives
+    other outputs than the network; then the file is not written.
     """
     used = open_run(run, replace, trust_code)
     if not isinstance(to, str) or to not in FORMATS:
@@ -162,7 +162,7 @@ def _inputs(used: RunInUse, to: str, about: About) -> tuple[Tensor, str]:
 
 
 METADATA = "__metadata__"
-"""The name of what safetensors reads as facts about the file, and not as a tensor."""
+"""The entry that safetensors reads as metadata of the file, and not as a tensor."""
 
 
 def write_unpacked(file: fcz.Opened, target: Path) -> None:
@@ -191,7 +191,7 @@ def _decoded(file: fcz.Opened) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True, repr=False)
 class Unpacked(Answer):
-    """A file of weights, and what the .fcz file says of its network."""
+    """A file of weights, and what the .fcz file says about its network."""
 
     path: Path
     """The file of weights."""

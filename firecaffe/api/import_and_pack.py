@@ -1,4 +1,4 @@
-"""`firecaffe.pack` and `firecaffe.import_caffe`: images and nets of others in forms of our own."""
+"""`firecaffe.pack` and `firecaffe.import_caffe`: convert images and Caffe's nets to our formats."""
 
 import re
 from collections import Counter
@@ -41,7 +41,7 @@ MOST_BROKEN = 20
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 Progress = Callable[[int, int], None]
-"""Called with the images that are done since the last call, and with their number in all."""
+"""Called with the number of images done since the last call, and the number of all images."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -53,7 +53,7 @@ class PackedFolder(Answer):
     contents: PackedSet
     """The list of its shards and classes."""
     held_out: str = ""
-    """How a test part was made of the source, in words; empty if it has one."""
+    """How a test part was held out of the source, in words; empty if the source has one."""
     remarks: Sequence[str] = ()
     """Lines about the source."""
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class PackedFolder(Answer):
         return cls(Path(folder), read_list(str(folder)))
 
     def counted(self) -> Self:
-        """Return it with the images of each class. Raises: DataError."""
+        """Return the data set with the images of each class counted. Raises: DataError."""
         packed, files = self.contents, open_files(str(self.folder))
         counts = dict[str, dict[str, int]]()
         for name in packed.parts:
@@ -95,7 +95,7 @@ class PackedFolder(Answer):
         return replace(self, counts=counts)
 
     def verify(self, progress: Progress = lambda done, total: None) -> str:
-        """Compare with the checksums. Return the line about it. Raises: DataError."""
+        """Compare the shards with their checksums; return a line. Raises: DataError."""
         packed = self.contents
         total = sum(map(packed.count, packed.parts))
         verify_shards(str(self.folder), lambda images: progress(images, total))

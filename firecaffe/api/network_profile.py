@@ -45,7 +45,7 @@ class NetworkProfile(Answer):
     layers: Profile
     """The costs of the layers, and of the whole network."""
     transfer: FileTransfer | None = None
-    """The file's bytes next to those of float32; None if the network is of no file."""
+    """The file's bytes next to those of float32; None if the network comes from no file."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the network's figures, and those of each layer."""

@@ -135,13 +135,13 @@ class Planned(Answer):
     plans: list[Plan]
     """The plans: each training on each cluster."""
     learned: list[str]
-    """Lines on how finished runs have corrected the cluster."""
+    """Lines on how finished runs or rates have corrected the cluster."""
     transfer: FileTransfer | None
     """How long the weights take over the clusters' links, if a file was given."""
     is_long: bool
     """Whether every exchange is shown."""
     is_drawn: bool
-    """Whether it is drawn which rank holds what."""
+    """Whether to draw which rank holds what."""
     choices: list[LinkChoice]
     """Which of several links each training needs, if a device was given."""
 
@@ -150,8 +150,8 @@ class Planned(Answer):
     def to_dict(self) -> list[dict[str, Any]]:
         """Return a dict for each training on each cluster, with all forecasts in `rows`.
 
-        If a device was given, a dict for each training has those of its links in `plans`. Of `runs`
-        alone there is one dict, with the lines in `learned`.
+        If a device was given, there is one dict for each training, with its links' dicts in
+        `plans`. For `runs` alone there is one dict, with the lines in `learned`.
         """
         if not self.plans:
             return [{"learned": list(self.learned)}]
@@ -214,7 +214,7 @@ def plan(
     Args:
         recipe: The training, or the path of its file. Without it: `model` or `compare`.
         cluster: A shipped cluster's name or a cluster file, or several.
-        device: Instead of a cluster, a device by its data sheet, as "a100": which link it needs.
+        device: Instead of a cluster, a device by its data sheet, as "a100", to find its link.
         links: Ethernets of nodes of `device`, in Gbit/s; without them 1, 10, 25 and 100.
         per_node: Devices of a node of `device`.
         workers: The numbers of workers, as [1, 2, 4]; without them powers of two.
@@ -222,13 +222,13 @@ def plan(
         compressors: "all", or names, none for float32; without them the recipe's.
         modes: Plan other modes of synchrony, too.
         ways: Plan other ways than by data to share the network, too: "all", or names.
-        draw: Draw which rank holds what, of a recipe with [parallel] or of the best of `ways`.
+        draw: Draw which rank holds what, for a recipe with [parallel] or the best of `ways`.
         fcz: A file of `compress`, whose transfer over the cluster's links is planned.
         precision: The arithmetic: fp32, tf32, fp16 or bf16; without it the recipe's, or fp32.
         channels_last: Plan images with the channels innermost in memory.
         epochs: Batch sizes and the epochs to your target accuracy with each, as {128: 30, 1024: 36}
             (one, if `noise_scale` is given); else published ones, if the network has any.
-        noise_scale: The gradient noise scale that `explain` says of a run, in samples.
+        noise_scale: The gradient noise scale that `explain` reports for a run, in samples.
         all: Show every exchange, not the three fastest and the recipe's.
         measure: Measure the recipe's step on this host, and plan with it and this host's cores.
         runs: Finished runs by which the cluster is corrected; or one file of rates, FILE.toml,
@@ -241,11 +241,11 @@ def plan(
         model: A network without a recipe, by name.
         args: The arguments of `model`.
         input: The shape of its images, as 3x224x224; without it the network's own.
-        global_batch_size: That of `model`; without it one that all workers can share.
-        micro_batch_size: That of `model`; without it the largest power of two up to 256 that fits
-            the device, up to 8 for a CPU.
+        global_batch_size: The batch of `model`; without it one that all workers can share.
+        micro_batch_size: The micro-batch of `model`; without it the largest power of two up to 256
+            that fits the device, up to 8 for a CPU.
         compare: Two recipes, side by side.
-        name: What the recipe is called in the answer; without it its path.
+        name: The recipe's name in the answer; without it its path.
 
     Raises: RecipeError for a wrong argument, or a training that fits no device of the cluster.
     """
@@ -349,7 +349,7 @@ def _plan(name: str, of: Work, cluster: Cluster, asked: Asked) -> Plan:
     try:
         rows = forecasts(work, cluster, workers, asked.exchanges, asked.compressors)
     except ValueError as error:
-        if type(error) is not ValueError:  # numpy's are; that of an exchange is a plain one
+        if type(error) is not ValueError:  # numpy raises subclasses, an exchange a plain one
             raise
         raise RecipeError(f"{option('workers')}: {error}") from error
     shared = ways_named(asked.ways) if asked.ways else []

@@ -37,7 +37,7 @@ Work = tuple[Workload, SynchronyConfig, ModelConfig, OwnLayout | None]
 
 
 Chosen = Callable[[Workload], Workload]
-"""Brings a workload into the arithmetic that was asked for."""
+"""Applies the arithmetic and the law of epochs that were asked for to a workload."""
 
 
 def work_of(recipe: CheckedRecipe, chosen: Chosen) -> Work:
@@ -56,7 +56,7 @@ class NetworkAlone:
     """The global batch size and the micro-batch size."""
     workers: str
     device: Device
-    """The one of least memory."""
+    """The device with the least memory."""
 
 
 SIZES = ("global_batch_size", "micro_batch_size")
@@ -149,7 +149,7 @@ def clusters_of(
         typed = commas("cluster", cluster)
         if isinstance(cluster, str):
             cluster = typed.split(",")
-        # Else paths, which may have commas of their own.
+        # Other values are paths, which may contain commas.
         paths = [cluster] if isinstance(cluster, Path) else cluster
         return [load_cluster(str(path)) for path in paths]
     refuse_beside(option("device"), cluster=cluster != USUAL_CLUSTER)

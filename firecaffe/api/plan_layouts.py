@@ -62,7 +62,7 @@ def ways_named(words: str) -> list[str]:
 
 
 class Parallel:
-    """The ways for each planned number of workers, and the reasons of the fastest on the most."""
+    """The ways for each number of workers, and the reasons of the fastest on the largest number."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""The buyer's answer of `plan --device`: which network, for how many workers, and on what it rests.
+"""The answer of `plan --device` for a buyer: which link, for how many workers, and why.
 
-Each sentence is a comparison of forecasts, with its band. A faster link is advised only if the
-whole band of what it gains is at least LEAST_GAIN.
+Each sentence compares forecasts, with a band. A faster link is advised only if the whole band of
+its gain is at least LEAST_GAIN.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from firecaffe.planner.workload import Workload
 from firecaffe.value_checks import count_of
 
 LEAST_GAIN = 0.05
-"""A faster link must be sure to bring this share of samples a second more."""
+"""The least gain in samples/s, as a share, that a faster link must be sure to bring."""
 
 Offer = tuple[Cluster, Sequence[Forecast]]
 """A link as a cluster, and the fastest forecast for each number of workers."""
@@ -90,7 +90,7 @@ class LinkChoice:
         )
 
     def number_for(self, place: int) -> int:
-        """The link that as many workers need, by the place of their number."""
+        """The number of the link that `workers[place]` workers need."""
         return chosen(self.work, [(cluster, rows[place]) for cluster, rows in self.offers])
 
     def _faster(self, number: int) -> range:
@@ -133,7 +133,7 @@ class LinkChoice:
             )
 
     def _fewer(self, number: int) -> Iterator[str]:
-        """Which links fewer workers need, if they need slower ones."""
+        """Say for which fewer workers a slower link is enough."""
         several = [(self.number_for(place), n) for place, n in enumerate(self.workers) if n > 1]
         for link, group in groupby(several, key=lambda pair: pair[0]):
             counts = [str(workers) for _, workers in group]
@@ -169,7 +169,7 @@ class LinkChoice:
         )
 
     def _in_half(self, number: int) -> Iterator[str]:
-        """Which link the device's half precision needs, if other arithmetic is planned."""
+        """Say which link the device's half precision needs, if other arithmetic is planned."""
         half = next((word for word in ("bf16", "fp16") if self._has(word)), "")
         if not half or self.work.autocast != "none" or len(self.offers) == 1:
             return

@@ -1,4 +1,4 @@
-"""Steps of a recipe that are measured on this host, in place of a cluster's data sheet."""
+"""Measures steps of a recipe on this host, to replace a cluster's data sheet."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ LEAST_S = 2.0
 def measured_here(
     recipe: CheckedRecipe, clusters: Sequence[Cluster]
 ) -> tuple[list[Cluster], list[str]]:
-    """Give clusters this host's device and cores; also returns a line.
+    """Give clusters this host's device and cores; also return a line about them.
 
     Missing data are replaced by noise of their shape. Raises: LaunchError in one of several ranks,
     MemoryFullError if a micro-batch does not fit a GPU.

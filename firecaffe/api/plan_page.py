@@ -1,7 +1,7 @@
-"""`firecaffe plan --html`: one file with sliders over forecasts made before, and pictures of them.
+"""`firecaffe plan --html`: one file with sliders over precomputed forecasts, and their pictures.
 
-A point is what `plan` says of that batch, micro-batch and precision, by the exchange that was the
-fastest for this link and number of workers.
+A point is the forecast for a batch, a micro-batch and a precision, by the exchange that was the
+fastest for its link and number of workers.
 """
 
 import json
@@ -69,7 +69,7 @@ def precisions_of(work: Workload, devices: Sequence[Device]) -> list[str]:
 
 
 def values(choice: LinkChoice, sizes: Sequence[BatchSizes], precisions: Sequence[str]) -> list[Any]:
-    """List the points, the last axis fastest; None where the network cannot be trained so."""
+    """List the points, the last axis fastest; None if the network cannot be trained so."""
     return [
         _point(size.of(in_precision(choice.work, word)), cluster, row)
         for cluster, rows in choice.offers
@@ -141,7 +141,7 @@ def _pictures(
 
 
 def page_values(choice: LinkChoice, link: int) -> dict[str, Any]:
-    """All that the page's script shows. link: the number of the one that is shown first."""
+    """All values that the page's script shows. link: the number of the link shown first."""
     work, clusters = choice.work, [cluster for cluster, _ in choice.offers]
     sizes = sizes_of(work, choice.workers[-1])
     precisions = precisions_of(work, [cluster.device for cluster in clusters])
@@ -189,7 +189,7 @@ def write_page(path: Path, choice: LinkChoice, is_offered: bool) -> None:
 
 
 def page(choice: LinkChoice, link: int, sentences: Sequence[str], notes: Sequence[str]) -> str:
-    """Return the page as HTML that needs no other file. link: the one that is shown first."""
+    """Return the page as HTML that needs no other file. link: the number of the first one."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = resources.files(__package__).joinpath("plan_page.html.jinja").read_text("utf-8")
     values = page_values(choice, link)

@@ -1,4 +1,4 @@
-"""A plan's output: the table of forecasts and what is said of it, the modes, epochs, a plot."""
+"""A plan's output: the table of forecasts with its notes, the modes, the epochs, a plot."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ MODE_HEADERS = ("step", "samples/s", "gain", "staleness", "given up", "idle", "M
 
 
 LEAST_SLOWED = 0.01
-"""The least share of a step by which backward is slowed down that is said."""
+"""The least slow-down of backward that is reported, as a share of a step."""
 
 
 class Modes:

@@ -87,7 +87,7 @@ def tune(
 ) -> Tuned:
     """Find the learning rate with which another batch size keeps the recipe's accuracy.
 
-    Each training is a process of its own; lines on stderr tell of each as it ends. A search that
+    Each training is a separate process; a line on stderr reports each one as it ends. A search that
     was cut off continues with what its folder holds.
 
     Args:
@@ -96,14 +96,14 @@ def tune(
         nproc_per_node: The ranks of each training.
         budget: What the search may cost, in trainings.
         seeds: How many seeds the best and the recipe as it is are trained with.
-        band: Points of the task's metric that may be lost; 0.3 of shares, else a hundredth of it.
-        against: Finished runs of the recipe as it is; without them these are trained.
+        band: Points of the task's metric that may be lost; 0.3 for a share, else 1 % of the metric.
+        against: Finished runs of the recipe as it is; without them it trains such runs.
         solvers: The solvers to try; without them the recipe's own.
         side_by_side: Trainings at once; 0 takes what the cores allow.
         out: The folder of the search; without it runs/tune-….
         write: The file for the recipe that is found; without it one in the search's folder.
         overwrite: Replace the file of `write` if it exists.
-        name: What the recipe is called in names of folders; without it its file's name.
+        name: The recipe's name in names of folders; without it the name of its file.
 
     Raises: RecipeError for a wrong argument; RunError for a run of `against` or a folder;
     RankFailedError for a training that fails. A lost accuracy raises nothing: see `is_kept`.

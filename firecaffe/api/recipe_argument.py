@@ -1,5 +1,4 @@
-"""The recipe that a function is given: a Recipe, the path of its file, or a network's name
-alone."""
+"""The `recipe` argument of a function: a Recipe, the path of its file, or only a network's name."""
 
 from collections.abc import Mapping
 from dataclasses import replace

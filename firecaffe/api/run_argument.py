@@ -1,4 +1,4 @@
-"""The run that a function is given, with the recipe of its folder and what replaces words of it."""
+"""The `run` argument of a function: a run and its recipe, with the settings that replace some."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from firecaffe.training.load import run_of
 from firecaffe.user_code import shown
 
 USED = ("data.", "task.", "model.name", "model.args", "train.device", "train.eval_batch_size")
-"""Prefixes of the words that say how a trained network is used."""
+"""Prefixes of the settings that decide how a trained network is used."""
 
 TRAINED = "the run is trained already"
 
@@ -30,7 +30,7 @@ class RunInUse:
 
 
 def open_run(run: Any, replace: Any, trust_code: bool) -> RunInUse:
-    """Read a run's recipe, with words that `replace` names, as {"data.path": "photos"}.
+    """Read a run's recipe, with the settings of `replace`, as {"data.path": "photos"}.
 
     Code that the run or the file names is not trusted, unless `replace` names it or `trust_code`.
     Raises: RecipeError for a wrong argument; RunError for a missing run; CheckpointError for a
@@ -67,7 +67,7 @@ def _replaced(replace: Any) -> dict[str, Any]:
             '{"data.path": "photos"}'
         )
     for word in replace:
-        Recipe().replace(word, None)  # whether a recipe has it
+        Recipe().replace(word, None)  # raises if a recipe has no such setting
         if not word.startswith(USED):
             raise RecipeError(f"replace has {word}, which has no effect: {TRAINED}")
     return dict(replace)

@@ -1,4 +1,4 @@
-"""`firecaffe.train`: on workers that it starts, in the world of a launcher, or alone."""
+"""`firecaffe.train`: trains on workers that it starts, in the world of a launcher, or alone."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -41,8 +41,7 @@ def train(
     """Train on `workers` processes of this host, or in the world of torchrun's environment.
 
     With `workers` it starts them and returns the result of rank 0. Without it, the process is a
-    rank of its launcher, or trains alone; every rank calls it, and every rank returns the same
-    result.
+    rank of its launcher, or trains alone; every rank calls it, and every rank gets the same result.
 
     Args:
         recipe: The training, or the path of its file. The other arguments replace what it names.
@@ -96,7 +95,7 @@ def train(
         preflight_given(checked, parts, workers, resume)
     result = launch(train_parts, workers, given, max_restarts=max_restarts)
     if model is not None:
-        result.hold_function(model)  # for its network, which the workers had
+        result.hold_function(model)  # to make the network, which only the workers had
     return result
 
 

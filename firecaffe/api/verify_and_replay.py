@@ -1,4 +1,4 @@
-"""`firecaffe.verify` and `firecaffe.replay`: trainings once more, compared bit by bit."""
+"""`firecaffe.verify` and `firecaffe.replay`: repeat trainings, and compare them bit by bit."""
 
 import dataclasses
 import re
@@ -34,10 +34,10 @@ from firecaffe.value_checks import MOST_STEPS
 
 @dataclass(frozen=True)
 class Twin:
-    """One of the trainings."""
+    """One of the trainings that are compared."""
 
     name: str
-    """As the user has said it: a number of workers, or a layout."""
+    """The user's text: a number of workers, or a layout."""
     workers: int
     recipe: CheckedRecipe
 
@@ -47,8 +47,8 @@ def by_workers(recipe: CheckedRecipe, counts: Iterable[int]) -> list[Twin]:
 
 
 def check_twins(twins: Iterable[Twin]) -> None:
-    """Raises: what `preflight` raises for one of them; RecipeError if the bits are those of events.
-    Twins have folders of their own.
+    """Check twins. Raises: RecipeError for a mode with a server, whose results depend on events;
+    what `preflight` raises. The recipe's run.folder is ignored, because each twin gets its own.
     """
     for twin in twins:
         recipe = twin.recipe
@@ -64,7 +64,7 @@ def check_twins(twins: Iterable[Twin]) -> None:
 
 
 def train_twin(twin: Twin, parent: Path, digests: bool = False) -> Path:
-    """Trains it on local workers; returns the run's folder below `parent`."""
+    """Train a twin on local workers; return the run's folder below `parent`."""
     name, recipe = twin.name, twin.recipe
     if name.isdigit():
         name += f"-worker{'s' if twin.workers > 1 else ''}"
@@ -225,14 +225,14 @@ def verify(
 ) -> SameBits | SameAsRecorded:
     """Train a recipe on several numbers of workers, and compare every tensor after every step.
 
-    Of a run's folder: train its first steps again on one worker, and compare with what it recorded.
+    For a run's folder: train its first steps again on one worker, and compare with its records.
 
     Args:
         recipe: The training, the path of its file, or a run's folder.
         nproc_per_node: Numbers of workers; without them [1, 2]. None for a run.
         layouts: Instead of numbers of workers, layouts of a model that is split or in stages, as
             ["1", "model=2x2"].
-        steps: The steps of each training; of a run, its first ones.
+        steps: The steps of each training; for a run, its first steps.
         trust_code: Run code that the run's folder names.
         replace: Words of the run's recipe with other values, as {"data.path": "new"}.
 
@@ -375,7 +375,7 @@ def replay(
 
     Args:
         run: A run's folder. If the run did not finish, it is computed up to its newest checkpoint.
-        to: A new folder for the checkpoint of what came out; none is kept without it.
+        to: A new folder for a checkpoint of the result; without it, none is kept.
         trust_code: Run code that the folder names.
         replace: Words of the run's recipe with other values, as {"data.path": "new"}.
 
