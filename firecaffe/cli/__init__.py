@@ -50,13 +50,13 @@ SHARED = {
     **dict.fromkeys(("import", "data", "pack"), "import_and_pack"),
     **dict.fromkeys(("verify", "replay", "demo"), "same_bits"),
 }
-"""The files that several commands share; others have one of their own name."""
+"""The file of each command that shares one; other commands have a file of their name."""
 
 GO_ON = {
     *("train", "replay", "verify", "tune", "compress", "demo"),
     *("bench", "check", "data", "pack", "predict", "export"),
 }
-"""Commands that have more to do than to print: to their end, whoever reads what they print."""
+"""Commands that do more than print: they run to their end even if nobody reads their output."""
 
 INTERRUPTED = 130
 
@@ -67,7 +67,7 @@ Loaded = Callable[[], object]
 
 
 def main(argv: list[str] | None = None, loaded: Loaded = lambda: None) -> int:
-    """Runs one command; returns its exit code. docs/reference/errors.md lists the codes.
+    """Run one command and return its exit code. docs/reference/errors.md lists the codes.
 
     loaded: called when the command's module is loaded, and torch, if the command needs it.
     """
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None, loaded: Loaded = lambda: None) -> int:
 
 
 def _ended(argv: list[str], loaded: Loaded) -> int:
-    """The exit code of a command, after what is to be said of its end."""
+    """Run a command, report an error, and return the exit code."""
     try:
         exit_code = _run(argv, loaded)
         sys.stdout.flush()
@@ -91,14 +91,14 @@ def _ended(argv: list[str], loaded: Loaded) -> int:
         return exit_code
     except OutputLostError as error:
         return error.exit_code if error.has_left else _fail(str(error), error.exit_code)
-    # No command ends itself by SystemExit: code of the user's has, whose 0 would be a success.
+    # No command raises SystemExit, but user code may, and its code 0 would look like a success.
     except (Exception, SystemExit) as error:
         full = memory_full(error) if getattr(error, "fault", None) is None else None
         return _told(full or error)
 
 
 def _told(error: BaseException) -> int:
-    """Tells the user of an error. Returns its exit code."""
+    """Report an error to the user, and return its exit code."""
     if isinstance(error, FirecaffeError):
         return _fail(error.last_word, error.exit_code, error.fault, error.traceback)
     if isinstance(error, OSError) and getattr(error, "fault", None) is None:
@@ -118,7 +118,7 @@ def _is_section(name: str) -> bool:
 
 
 def _run(argv: list[str], loaded: Loaded) -> int:
-    """Help and the version load nothing that trains."""
+    """Run a command. Help and the version load no code that trains."""
     if not argv or argv[0] in HELP or argv == ["help"]:
         print(_overview())
         return 0 if argv else RecipeError.exit_code
@@ -137,11 +137,11 @@ def _run(argv: list[str], loaded: Loaded) -> int:
 
         print(help_text([word for word in words if word not in HELP], is_asked))
         return 0
-    if not _has_folder():  # MKL would end the process
+    if not _has_folder():  # without one, MKL would end the process
         raise RunError("the current folder has been deleted; change to one that is there")
     command = function_of("main", words[0])
     if words[0] not in WITHOUT_TORCH:
-        import_module("torch")  # most of what a command loads; it does so where it uses it
+        import_module("torch")  # most of a command's loading time, so it comes before `loaded`
     loaded()
     exit_code: int = command(words[1:])
     return exit_code
@@ -155,7 +155,7 @@ def _has_folder() -> bool:
 
 
 def function_of(name: str, command: str) -> Callable[..., Any]:
-    """Load a command's `main` or `make_parser`, which in a shared file end with the command."""
+    """Load a command's `main` or `make_parser`; in a shared file, their names end in _COMMAND."""
     module = import_module(f"firecaffe.cli.{SHARED.get(command, command)}")
     function: Callable[..., Any] = getattr(
         module, f"{name}_{command}" if command in SHARED else name
@@ -164,14 +164,14 @@ def function_of(name: str, command: str) -> Callable[..., Any]:
 
 
 def _fail(message: str, exit_code: int, fault: Fault | None = None, own_traceback: str = "") -> int:
-    """One line for the user. A rank leaves it to its launcher, which says it once for all ranks."""
+    """Report one line to the user; a rank's launcher prints it, once for all ranks."""
     leave_report(message, fault, own_traceback)
     return exit_code
 
 
 def _fail_with_traceback(error: BaseException) -> int:
-    """Ends with the traceback of an error that is nobody's mistake that we know of; below the line
-    if it is of a user's code, which is theirs to read.
+    """Report an unexpected error with its traceback. If user code raised it, the line comes first,
+    and then only the part of the traceback after firecaffe's last frame.
     """
     own = own_traceback(error)
     if not own:

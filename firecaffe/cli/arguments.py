@@ -47,7 +47,7 @@ def read_line(
 
     `options` maps every spelling to its option. `words` are a recipe's dotted fields, none if the
     command takes no recipe. Raises RecipeError for an unknown option, with the likely one, and for
-    an option of the command itself that is given nothing.
+    an empty value of an option of the command itself.
     """
     line = TypedWords([], [], [])
     left = deque(argv)
@@ -71,7 +71,7 @@ def read_line(
                 if _is_option(left[0]):
                     break
                 line.options.append(left.popleft())
-    # A shell variable that is not set would else become another question.
+    # Otherwise an unset shell variable would silently change what the command does.
     for name, equals, value in (option.partition("=") for option in line.options):
         if equals and not value and name in options:
             raise RecipeError(f"{name} is empty; give it a value, or leave it out")
@@ -169,7 +169,7 @@ def _last_part(name: str) -> str:
 
 
 NO_ARGUMENTS = ("help", "json", "recipe")
-"""Options that say how the command answers; and the recipe's file, which the command reads."""
+"""Options that are no arguments of the command's function: about output, and the recipe's file."""
 
 
 class Parser(ArgumentParser):
@@ -184,7 +184,7 @@ class Parser(ArgumentParser):
         instead: Mapping[str, str] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        """Make a parser. `instead` has recipe fields without effect on the command, and why.
+        """Make a parser. `instead` maps recipe fields without effect on the command to the reason.
 
         `notes` are paragraphs that help shows below the options.
         """
@@ -211,7 +211,7 @@ class Parser(ArgumentParser):
     def add(self, *names: Any, group: Any = None, **words: Any) -> None:
         """Add an option like argparse's `add_argument`; its help shows an informative default.
 
-        An option without a type has that of its default, and without a default it is text.
+        An option without a type has the type of its default; without a default it is a string.
         """
         if names[0].startswith("-") and not {"action", "choices", "nargs", "type"} & words.keys():
             words["type"] = type(words.setdefault("default", ""))

@@ -1,4 +1,4 @@
-"""`firecaffe bench PART`: each part is a command of its own, in `bench_PART`."""
+"""`firecaffe bench PART`: each part is a separate command, in `bench_PART`."""
 
 from importlib import import_module
 

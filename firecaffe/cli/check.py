@@ -1,4 +1,4 @@
-"""`firecaffe check`: is this cluster what it should be, and what a plan needs to know of it."""
+"""`firecaffe check`: checks a cluster, and measures what a plan needs to know about it."""
 
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.shared_options import NAME, network_words

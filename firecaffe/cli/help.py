@@ -20,9 +20,9 @@ PARTS = {"bench": BENCH_PARTS}
 
 
 def help_text(words: list[str], is_asked: bool) -> str:
-    """Return the help of a command; `words` are its name and what follows.
+    """Return the help of a command; `words` are its name and the arguments after it.
 
-    If `is_asked`, by `firecaffe help`, a section may follow. Raises RecipeError for an unknown one.
+    `is_asked`: by `firecaffe help`; then a section may follow. Raises RecipeError if it is unknown.
     """
     command, *rest = words
     if command not in COMMANDS:  # the section of a recipe

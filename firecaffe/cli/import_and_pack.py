@@ -1,4 +1,4 @@
-"""`firecaffe data`, `pack` and `import`: data and nets of others, brought into forms of our own."""
+"""`firecaffe data`, `pack` and `import`: get data, and convert data and Caffe's nets."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

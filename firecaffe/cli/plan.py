@@ -163,7 +163,7 @@ ALONE = {
     "--micro-batch-size": "--train.micro_batch_size",
     "--compare": "",
 }
-"""The options that say what is planned without a recipe, and the recipe's setting, if any."""
+"""The options that replace a recipe, each with the recipe's setting for it, if there is one."""
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""`firecaffe verify`, `replay` and `demo`: trainings once more, compared bit by bit."""
+"""`firecaffe verify`, `replay` and `demo`: repeat trainings, and compare them bit by bit."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def main_verify(argv: list[str]) -> int:
         recipe, options, of_run = typed.where, typed.options, {"replace": typed.replaced}
     else:
         recipe, options = parse_recipe(parser, argv)
-    # A run is verified on one worker, whatever the default says of recipes.
+    # A run is verified on one worker; the option's default is for recipes.
     if not any(word.startswith("--nproc-per-node") for word in line.options):
         options.nproc_per_node = None
     show(verify(recipe, **parser.arguments(options), **of_run))

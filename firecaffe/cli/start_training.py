@@ -1,4 +1,4 @@
-"""`firecaffe train` as it is typed: checks the recipe, and starts its ranks or is torchrun's."""
+"""`firecaffe train` from its command line: checks the recipe, and starts ranks or is a rank."""
 
 import os
 import shlex
@@ -88,8 +88,8 @@ def start(argv: list[str]) -> int:
 
 
 def _check_is_over(folder: Path) -> None:
-    """Raises: RankFailedError if ranks have ended with code 0 in the middle of a run, as by a
-    user's code that ends its process.
+    """Raise RankFailedError if ranks have ended with code 0 in the middle of a run, for example
+    because user code ended its process.
     """
     if (folder / "result.json").is_file():
         return
@@ -100,7 +100,7 @@ def _check_is_over(folder: Path) -> None:
 
 
 def _check_joins_alone(typed: Iterable[str]) -> None:
-    """Raises: RecipeError if --join comes with words of a run that is started."""
+    """Raise RecipeError if --join comes with options that start a run."""
     of_start = {*OF_OUR_LAUNCHER, *STARTING} - {"--secret-file"}
     others = {option.partition("=")[0] for option in typed} & of_start
     if others:

@@ -65,7 +65,7 @@ def several_hosts(parser: Parser, what: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    # A rank loads nothing that its launcher alone uses, nor a launcher what its ranks do.
+    # A rank loads no module that only its launcher uses, and a launcher none that only ranks use.
     from firecaffe.recipe.checked_recipe import Prepared
 
     if isinstance(prepared := handed(), Prepared):

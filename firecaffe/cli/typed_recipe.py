@@ -1,4 +1,4 @@
-"""A recipe as a command gets it: from its file, with the options of the line."""
+"""A recipe that is a command's argument: its file with the options of the command line."""
 
 import os
 import sys

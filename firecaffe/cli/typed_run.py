@@ -1,4 +1,4 @@
-"""The recipe of a run that a command is given, changed by the options on the line."""
+"""The recipe of a run that is a command's argument, with the options of the command line."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class OfRun:
     recipe: CheckedRecipe
     options: Namespace
     others: Sequence[str]
-    """Files that were typed after the run."""
+    """The files after the run on the command line."""
     words: Sequence[str]
 
     @property
@@ -42,8 +42,8 @@ def parse_run(
 ) -> OfRun:
     """Read `RUN|NET.fcz [FILE…] [--trust-code] [--section.word value …]`.
 
-    `instead` follows the reason why a word has no effect, and says what takes it.
-    Code that the run or the file names is not trusted, unless the command line says so. Raises
+    `instead` is added to the reason why a setting has no effect, and names the command that takes
+    it. Code that the run or the file names is trusted only if the command line says so. Raises
     RecipeError for a wrong line; RunError for a missing run; CheckpointError for a damaged .fcz.
     """
     trained = [word for word in flatten(Recipe()) if not word.startswith(USED)]

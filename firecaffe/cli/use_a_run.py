@@ -1,4 +1,4 @@
-"""`firecaffe evaluate`, `predict`, `export` and `unpack`: a trained network, used."""
+"""`firecaffe evaluate`, `predict`, `export` and `unpack`: commands that use a trained network."""
 
 import sys
 
