@@ -129,7 +129,7 @@ def _lines(row: Mapping[str, Any] | None) -> list[str]:
         lines.append(
             f"staleness: mean {row['mean_staleness']:.2f}, at most {max(counts)}; {_bars(counts)}"
         )
-    if "idle_by_rank" not in row:  # of a simulated clock, whose learners are no ranks
+    if "idle_by_rank" not in row:  # a simulated clock, whose learners are no ranks
         idle = list(row.get("idle_by_learner", {}).values()) or [0.0]
         lines.append(f"learners waited {fmean(idle):.1%} of their time (at most {max(idle):.1%})")
     return lines

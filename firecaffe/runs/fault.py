@@ -39,7 +39,7 @@ ONE_EVENT_S = 60.0
 """Seconds within which reports of a lost rank, by rank 0 and a launcher, are one event."""
 
 KIND_OF = {
-    UnfitCheckpointError: "exception",  # of the user's words, and not of a disk
+    UnfitCheckpointError: "exception",  # caused by the user's settings, not by a disk
     DataError: "data",
     CheckpointError: "checkpoint",
     WorkerKilledError: "worker_killed",
@@ -129,7 +129,7 @@ def is_same(row: dict[str, Any], fault: Fault, then: str) -> bool:
     """Whether both describe one event. Later reports may know the cause and the step better."""
     step, is_of_rank = row.get("step"), row.get("rank") == fault.rank
     if not isinstance(step, int) or row.get("then") not in (UNKNOWN_NEXT, GOES_ON):
-        return False  # a launcher has reported that fault, so this one is new
+        return False  # a launcher has settled the recorded fault, so this one is new
     if GOES_ON in (row["then"], then):
         return is_of_rank and _age_s(row) < ONE_EVENT_S  # steps continue, so they may differ
     is_of_all = fault.kind in TOGETHER and row.get("kind") == fault.kind

@@ -134,7 +134,7 @@ SIGNIFICANCE = 0.001
 def has_learned(result: Mapping[str, Any]) -> bool | None:
     """Whether top-1 is above the largest class's share (binomial test), or R² above 0.
 
-    An R² of 0 is that of the targets' mean. None if the result has neither.
+    The targets' mean, as a prediction, has an R² of 0. None if the result has neither metric.
     """
     share, samples = (result.get(name) for name in ("largest_class_share", "test_samples"))
     if share and samples and "top1" in result:

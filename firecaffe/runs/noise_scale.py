@@ -32,7 +32,7 @@ CONFIDENCE = 0.8
 """The share of bands that hold the true scale."""
 
 MOST_SAMPLES = 1e12
-"""A larger scale is none."""
+"""A larger scale counts as unknown."""
 
 HALF_LIFE = 0.25
 """The share of the measured steps after which a weight is halved.
@@ -102,8 +102,8 @@ def _sums(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def _band(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return the ends of all ratios r for which Σ (noise - r signal) is within its error of 0.
 
-    The error is that of the blocks' sums, which are independent even if near steps are not. These r
-    solve cc r² - 2 ac r + aa ≤ 0.
+    The error is that of the blocks' sums, which are independent even if near steps are not. The
+    ratios solve cc r² - 2 ac r + aa ≤ 0.
     """
     count = min(MOST_BLOCKS, len(terms))
     ends = [len(terms) * block // count for block in range(count + 1)]
@@ -117,7 +117,7 @@ def _band(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
     root = sqrt(max(0.0, ac**2 - aa * cc))
     if cc > 0 and signal > 0:
         return max(0.0, (ac - root) / cc), (ac + root) / cc
-    # The gradient may be 0, and the scale as large as you like.
+    # The gradient may be 0, so the scale has no upper bound.
     return ((ac - root) / cc if aa > 0 and cc < 0 else 0.0), inf
 
 
@@ -132,7 +132,7 @@ def _student(freedom: int) -> float:
 
 
 def noise_lines(folder: Path) -> list[str]:
-    """Say the scale that a run, finished or not, has recorded last; nothing if it has none."""
+    """Describe the scale that a run, finished or not, has recorded last; empty without one."""
     rows = list(read_rows(folder / METRICS, NoiseRow, holding=b'"noise_scale_low"'))
     return [_sentence(rows[-1])] if rows else []
 

@@ -20,7 +20,7 @@ class WorkerRow:
 
     size: int = 1
     at_a_time: int = 1
-    """Micro-batches that a row computes at the same time: one, or one on each rank."""
+    """Micro-batches that the row computes at the same time: one, or one on each rank."""
 
 
 ALONE = WorkerRow()
@@ -34,9 +34,9 @@ class RankShares:
     seconds: list[float]
     """The median time of a micro-batch, without the first step."""
     balanced: list[int]
-    """The counts of the shortest step, by these seconds."""
+    """The counts that give the shortest step, by these seconds."""
     saved: float
-    """The share of a step's time that they would save."""
+    """The share of a step's time that the balanced counts would save."""
     who: str = "ranks"
 
     @property
@@ -48,7 +48,7 @@ def row_of(folder: Path) -> WorkerRow:
     """Return the rows of a run by its recipe; ALONE without a recipe. Raises RunError."""
     if not (folder / RECIPE).exists():
         return ALONE
-    parallel = read_run_recipe(folder).get("parallel", {})  # it may be older than the section
+    parallel = read_run_recipe(folder).get("parallel", {})  # older recipes lack the section
     stages, model = len(parallel.get("stages") or ()) + 1, parallel.get("model", 1)
     is_split = stages == 1 or parallel.get("split")
     size = stages * model if is_split else stages

@@ -146,7 +146,7 @@ def explain_rows(
     computers, not_tested = _slow_computers(timings)
     links, why = _slow_links(trips)
     stages = stages_of(timings)
-    # Stages of a network have other work each: only rows of them have shares.
+    # Stages have different work, so only whole rows of stages have comparable shares.
     shares = None if stages and row == ALONE else shares_of(timings, row)
     slow = sorted(
         [*computers, *links], key=lambda entry: entry.own_s - entry.others_s, reverse=True
@@ -247,7 +247,7 @@ def slow_by_blocks(
     seconds: Mapping[int, Sequence[float]], work: Mapping[int, object] | None = None
 ) -> list[Slow]:
     """Return the ranks slower in their blocks of steps than others of the same `work`."""
-    from scipy.stats import wilcoxon  # takes a second: ranks, which import this file, do not test
+    from scipy.stats import wilcoxon  # takes a second, and ranks import this file but do not test
 
     p_values, values = {}, {}
     work = work or dict.fromkeys(seconds)
@@ -332,13 +332,13 @@ def holm(p_values: Mapping[int, float]) -> dict[int, float]:
 
 
 LEAST_SHARE = 0.8
-"""Below this share other processes take the cores. A rank's own exchange takes less of them."""
+"""A smaller share means that other processes take the cores; a rank's own exchange takes less."""
 
 
 def overloaded(timings: Rows) -> dict[int, float]:
-    """The share of their computing time with a processor, by rank, of ranks below LEAST_SHARE.
+    """The share of computing time in which a rank had a processor, for ranks below LEAST_SHARE.
 
-    It is empty for runs on GPUs, and for those that did not record it.
+    It is empty for runs on GPUs, and for runs that did not record it.
     """
     shares = {}
     for rank, rows in timings.items():

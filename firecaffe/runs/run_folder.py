@@ -4,10 +4,10 @@
     environment.json   hardware, versions, commit, digest of the source
     metrics.jsonl      a line for each step and each evaluation
     timings/rank-R.jsonl   the parts of each step's time on each rank
-    timings/round-trips-R.jsonl   of the beats by which ranks watch each other
+    timings/round-trips-R.jsonl   of the heartbeats by which ranks watch each other
     tensorboard/       the same curves as TensorBoard events
     checkpoints/       see train.checkpoint
-    events.jsonl       of a mode with a server: see synchrony.log
+    events.jsonl       the log of a mode with a server: see synchrony.log
     weights.jsonl      the digest of the weights at each evaluation and checkpoint
     digests.jsonl      digests of all tensors after each step, if run.digests
     forecast.json      the planner's forecast of this run, if there is one
@@ -61,7 +61,7 @@ class RunConfig:
 
 
 def create_run_folder(config: RunConfig, name: str, is_own: bool = False) -> Path:
-    """Create a new run's folder. `is_own`: this run may have begun to. Raises RunError."""
+    """Create a new run's folder. `is_own`: this run may have begun it already. Raises RunError."""
     if os.fsencode(config.folder) != config.folder.encode(errors="replace"):
         raise RunError(
             f"run.folder {config.folder} is no UTF-8, and safetensors opens no such files; choose "
@@ -100,12 +100,12 @@ def _first_free(parent: Path, name: str) -> Path:
 def continue_run_folder(folder: Path, step: int) -> None:
     """Cut the records after a step, because later steps are computed again. Raises RunError.
 
-    Also remove what a killed attempt has left of a checkpoint that it wrote, or removed.
+    Also remove the remains of checkpoints that a killed attempt was writing or removing.
     """
     records = [folder / name for name in (METRICS, WEIGHTS, DIGESTS)]
     try:
         for path in (folder / "checkpoints").glob(".*.partial"):
-            if ".before." not in path.name:  # one that was whole, perhaps the only one
+            if ".before." not in path.name:  # keep a whole checkpoint, perhaps the only one
                 remove_aside(path)
         for path in [*records, *(folder / "timings").glob("*.jsonl")]:
             if path.is_file():

@@ -164,7 +164,7 @@ def places(runs: Sequence[TableRun]) -> list[str]:
 
 
 def differing_words(runs: Sequence[TableRun]) -> dict[str, list[Any]]:
-    """Return every entry that differs between runs, with each run's value; None: it has none."""
+    """Return every entry that differs between runs, with each run's value; None if it has none."""
     every = dict.fromkeys(word for run in runs for word in run.words)
     values = {word: [run.words.get(word) for run in runs] for word in every}
     return {
@@ -173,7 +173,7 @@ def differing_words(runs: Sequence[TableRun]) -> dict[str, list[Any]]:
 
 
 def other_work(first: TableRun, run: TableRun) -> list[str]:
-    """List how two runs' work differs. Batch and rate may differ: they are how the work is done."""
+    """List how two runs' work differs. Batch and rate may: they are how the work is done."""
     work, other = _work(first), _work(run)
     unlike = [what for what in work if work[what] != other[what]]
     if other_epochs(first, run):
@@ -193,7 +193,7 @@ def samples_seen(run: TableRun) -> int:
 
 
 def doubts(runs: Sequence[TableRun]) -> dict[str, list[str]]:
-    """Return, by run, why runs themselves doubt that their bits are reproducible."""
+    """Return, by run, the recorded reasons why its bits may not be reproducible."""
     stated = {
         name: run.result.get("identity_doubts") for name, run in zip(names(runs), runs, strict=True)
     }

@@ -9,14 +9,14 @@ from firecaffe.value_checks import MOST_MICRO_BATCHES
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=-1e9, le=1e9)]
-"""Seconds of a part of a step; they may be below 0 as the difference of two clocks."""
+"""Seconds of a part of a step; as a difference of two clocks, they may be below 0."""
 StepSeconds = Annotated[float, Meta(ge=1e-9, le=1e9)]
-"""Seconds by which others are divided."""
+"""Seconds that serve as divisors, so they are above 0."""
 MicroBatches = Annotated[int, Meta(ge=0, le=MOST_MICRO_BATCHES)]
 Samples = Annotated[int, Meta(ge=0, le=10**12)]
 Rank = Annotated[int, Meta(ge=0, le=1_000_000)]
 Number = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
-"""An integer that is a name in JSON: of a rank, a learner, a version."""
+"""An integer as a key of a JSON object: a rank, a learner, a version."""
 Values = dict[str, Real | None]
 """Metrics by name; null if not finite."""
 

@@ -31,17 +31,17 @@ from firecaffe.schema import checked
 
 @dataclass(frozen=True)
 class KeptForecast:
-    """The last forecast of a run, which may have replaced the one before the first step."""
+    """The last forecast of a run, which may have replaced the one made before the first step."""
 
     place: Path
     row: Mapping[str, Any]
     timings: Rows
-    """Times of the steps that it did not know, after one that readers leave out."""
+    """Times of the steps that it was not made from, after one step that readers leave out."""
     first_s: float | None = None
-    """A step by the first forecast, if this one replaced it."""
+    """A step's seconds by the first forecast, if this one replaced it."""
 
     def read_as(self, kind: Any) -> Mapping[str, Any]:
-        """Check it by a schema. Raises: RunError."""
+        """Return the row, checked by a schema. Raises: RunError."""
         try:
             row: Mapping[str, Any] = checked(self.row, kind)
         except ValueError as error:
@@ -70,7 +70,7 @@ LEAST_GAIN = 0.01
 """The least gain, as a share of a step, that is reported."""
 
 LEAST_MISS = 0.05
-"""A part less than this share of a step outside its band is no wrong forecast."""
+"""A part's forecast is wrong if it misses its band by more than this share of a step."""
 
 ADVICE = {
     "compute_s": "a faster device, larger micro-batches, bfloat16 (train.autocast)",
@@ -104,7 +104,7 @@ class Score:
     parts: list[StepPart]
     lines: list[str]
     first_s: float | None = None
-    """A step by the run's first forecast, if measured steps replaced it."""
+    """A step's seconds by the run's first forecast, if measured steps replaced that one."""
 
 
 def measured_parts(timings: Rows) -> dict[str, float]:
@@ -174,7 +174,7 @@ def step_part(forecast: Mapping[str, Any], measured_s: float) -> StepPart:
 
 
 def step_lines(cluster: str, step: StepPart, first_s: float | None) -> list[str]:
-    """Describe the error of a step's forecast, and of the one that it has replaced (first_s)."""
+    """Describe the error of a step's forecast, and of the forecast that it replaced (first_s)."""
     error = step.forecast_s / step.measured_s - 1
     inside = "outside" if step.is_outside else "inside"
     line = (
@@ -205,7 +205,7 @@ def _lines(
 
 
 def causes(measured: Mapping[str, float]) -> list[str]:
-    """Describe, largest first, what the removal of each part except computing would bring."""
+    """Describe, largest first, the gain if each part except computing were removed."""
     step_s = measured["step_s"]
     lines = []
     for name in sorted(ADVICE, key=measured.__getitem__, reverse=True):

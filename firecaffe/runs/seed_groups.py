@@ -2,8 +2,8 @@
 
 Two runs are of one group if they are equal except for the seed: in the recipe, the number and kind
 of workers, the code and torch's version. Runs of one seed with the same final weights are one
-result: their accuracies count once (a repetition on other workers is no new seed), their times
-each.
+result: their accuracy counts once, because a repetition on other workers is no new seed. Each of
+their times counts.
 """
 
 from collections.abc import Sequence
