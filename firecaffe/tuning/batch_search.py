@@ -144,7 +144,7 @@ class TuneResult:
 
 
 def plan_search(asked: TuneRequest) -> Search:
-    """Plan the search. Raises: RecipeError, before anything is started, if it is not possible."""
+    """Plan the search. Raises: RecipeError, before any training starts, if it is not possible."""
     recipe = asked.recipe
     if recipe.synchrony.is_served:
         raise RecipeError(
@@ -212,7 +212,7 @@ def _check_against(run: TableRun, recipe: Recipe, data: str, samples: int) -> No
 def tune(
     asked: TuneRequest, say: Callable[[Trial], None], say_cost: Callable[[SearchCost], None]
 ) -> TuneResult:
-    """Search, confirm and judge; resumes if the folder holds results of the same search.
+    """Search, confirm and judge; resume if the folder holds results of the same search.
 
     say: called with each training as it ends. say_cost: called with the whole cost before the
     first. Raises: RunError if the folder holds another search; errors of `run_trials`.

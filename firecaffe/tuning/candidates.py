@@ -128,19 +128,19 @@ HELD_OUT = 0.1
 TESTS_OF_A_TRIAL = 8
 
 LEAST_TESTS = 3
-"""Tests, and finished candidates, before one is given up; small rates are ahead at first."""
+"""Tests, and finished candidates, needed to give one up: at first, small rates are ahead."""
 
 FINALISTS, SEEDS_OF_FINALISTS = 3, 1
-"""Number of best candidates to train again, and of their further seeds, as one seed may flatter."""
+"""Best candidates that are trained again, and their further seeds; one seed may be lucky."""
 
 LATE_SHARE = 3 / 4
 """Tests count after this share of a training; their mean is less noisy than the last one."""
 
 SAME = 0.0025
-"""Difference that two seeds do not tell apart: of shares absolute, of other metrics relative."""
+"""Differences up to this are noise between seeds: absolute for shares, else relative."""
 
 MOST_AT_ONCE = 4
-"""Most candidates of a round, because candidates of one round learn nothing from each other."""
+"""Most candidates of a round, because candidates of one round are not judged by each other."""
 
 Run = Callable[[Sequence[Trial]], None]
 """Trains some trials side by side, and reports each one's scores to its `end` meanwhile."""
