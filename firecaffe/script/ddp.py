@@ -4,9 +4,9 @@ Each rank contributes one gradient, so bits depend on the number of ranks, as wi
 `firecaffe.train` gives the same bits for any number. The exchange is a communication hook, in a
 thread during backward.
 
-One thread takes buckets in DDP's order, which is the same on all ranks. Backward's thread does the
-work itself if the backend needs one order with the messages of a split network's layers, and for
-the last bucket of a step, during which no backward runs. `backward()` raises errors unchanged: a
+One thread exchanges buckets in DDP's order, which is the same on all ranks. Backward's own thread
+does so if the backend needs one order for buckets and the messages of split layers, and for the
+last bucket of a step, during which no backward runs. `backward()` raises errors unchanged: a
 callback at its end, before DDP's, checks every bucket, because DDP would make an error of a future
 unreadable.
 """
@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
 from torch.futures import Future
 
-# From its own module, because a script may have replaced any other name of it by `parallelize`.
+# Import it from its own module: a script may have replaced its other names by `parallelize`.
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from firecaffe.cluster.agree import agree
@@ -60,7 +60,7 @@ BUCKET_BYTES = 25 * 1024 * 1024
 """The size of DDP's buckets, unless bucket_cap_mb sets another."""
 
 PATIENCE_S = 1.0
-"""Seconds for which the end of a program waits for a bucket under way."""
+"""Seconds for which a program's end waits for a bucket in flight."""
 
 GradHook = Callable[["HookState", GradBucket], Future[Tensor]]
 
@@ -114,7 +114,7 @@ class HookState:
         world, per_host = meet(self._process_group, device, self.timeout_s)
         agree(world, {"exchange": self.exchange, "compressor": self.compressor})
         if world.exchange_group is not None:
-            # Each rank has a vector.
+            # Each rank contributes one vector, so num_leaves is None.
             exchange, self.choice = open_exchange(
                 world, per_host, self.exchange, self.compressor, sizes_bytes, None
             )
@@ -207,7 +207,7 @@ def bucket_sizes(num_bytes: int, largest: int = BUCKET_BYTES) -> list[int]:
 
 
 def _close(worker: Worker, mean: RankMean, world: Group) -> None:
-    # If a bucket waits for a lost rank, the thread and its group are left alone.
+    # If a bucket still waits for a lost rank, neither the thread nor its group is ended.
     worker.close(wait=False)
     if worker.thread is not threading.current_thread():
         worker.thread.join(PATIENCE_S)

@@ -1,6 +1,6 @@
 """A function on N workers of this host, from a script or a notebook, without torchrun.
 
-The workers are new processes and not forks: a fork would copy what this process has begun (OpenMP's
+The workers are new processes and not forks: a fork would copy state of this process (OpenMP's
 threads, CUDA, a notebook's loop), and hang or fail. A function of `__main__` is sent by value with
 everything it uses there; modules are imported.
 """
@@ -81,7 +81,7 @@ def launch_on(
     kwargs: Mapping[str, Any] | None = None,
     max_restarts: int = 0,
 ) -> Value | None:
-    """Run a function as `launch` on workers of several hosts, each of which calls it.
+    """Run a function like `launch`, on workers of several hosts; each host calls it.
 
     On hosts without rank 0 it returns None.
     """

@@ -35,7 +35,7 @@ def _ended(folder: Path, caller: Caller) -> int:
         return 0
     except KeyboardInterrupt:
         leave_report("interrupted")
-        end_process(INTERRUPTED)  # what is let go of may wait for other ranks, as Gloo's threads do
+        end_process(INTERRUPTED)  # a normal exit may wait for other ranks, as Gloo's threads do
     except Exception as error:
         full = memory_full(error) if getattr(error, "fault", None) is None else None
         return _told(full or error, caller)
@@ -45,7 +45,7 @@ def _told(error: Exception, caller: Caller) -> int:
     if isinstance(error, FirecaffeError):
         leave_report(error.last_word, error.fault, error.traceback)
         if isinstance(error, PeerLostError):
-            end_process(error.exit_code)  # a thread may wait for that rank still
+            end_process(error.exit_code)  # a thread may still wait for that rank
         return error.exit_code
     fault: Fault | None = getattr(error, "fault", None)
     line = str(failed(caller.function, error)) if fault is None else fault.line

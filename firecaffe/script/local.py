@@ -101,7 +101,7 @@ class LocalTraining:
         forgets: bool,
         scaler: GradScaler | None,
     ) -> None:
-        """`named`: the outer optimizer's copies. `forgets`: averages clear the inner state."""
+        """`named`: the outer optimizer's copies. `forgets`: each average clears the inner state."""
         self.every = every
         self.steps = 0
         """Steps since the last average."""

@@ -1,7 +1,7 @@
-"""Checks of what a script gives to functions for its own training loop; each error is one line.
+"""Checks of the arguments of functions for a script's own training loop; each error is one line.
 
-They run before a world is joined, because a failed call must not leave one; what ranks do not
-exchange is known, and warned about, at a network's first forward.
+They run before a world is joined, because a failed call must not leave one behind. State that ranks
+do not exchange is found, and warned about, at a network's first forward.
 """
 
 import warnings
@@ -213,7 +213,7 @@ def check_number(function: str, word: str, value: Any) -> None:
 def tell_of_own_state(module: nn.Module, call: str, averages: bool) -> None:
     """Warn, on the first rank, about state that the function `call` does not exchange.
 
-    `averages`: it averages trained parameters, so that forward may change these.
+    `averages`: whether the function averages trained parameters, so that forward may change them.
     """
     if dist.is_initialized() and (dist.get_rank() or dist.get_world_size() == 1):
         return

@@ -1,6 +1,6 @@
 """The exchange of a script's ranks, over their own groups, and the mean of DDP's buckets.
 
-Ranks of one host add in shared memory: DDP's buckets move there after the first step, with all
+Ranks of one host add in shared memory: after the first step, DDP's buckets move there with all
 their views, and are summed in place.
 """
 
@@ -43,7 +43,7 @@ from firecaffe.transport.local_ranks import meet_local_ranks
 def join_launched_world(device: torch.device, timeout_s: float | None) -> None:
     """Initialize `torch.distributed` from the launcher's environment. Raises LaunchError."""
     make_world(device, TIMEOUT_S if timeout_s is None else timeout_s)
-    # At the end of the program, after the exchange threads, whose finalizers are younger.
+    # It runs at the program's end after the exchange threads' finalizers, which are younger.
     weakref.finalize(_leave, _leave)
 
 
@@ -206,7 +206,7 @@ class RankMean:
         # Vectors are divided before the sum, as in DDP, so that nothing overflows except the mean.
         count = self._count(bucket)
         buffer = bucket.buffer
-        # DDP cuts its buckets anew after the first step, so buffers for them would not last.
+        # DDP cuts its buckets anew after the first step, so no memory is kept for the first ones.
         is_first_step = self._is_first_step
         if bucket.is_last:
             self._is_first_step = False
@@ -244,8 +244,8 @@ class RankMean:
 
     def _place_of(self, bucket: DDPBucket) -> Tensor:
         """Return the shared memory of a bucket: usually its own buffer, which moves there."""
-        # The decision is the same on all ranks. A rank without inputs brings another buffer each
-        # time (`Join`), and DDP may cut buckets of the same sizes anew: these are copied.
+        # All ranks decide alike. The caller copies other buffers: a rank without inputs has another
+        # one each time (`Join`), and DDP may cut buckets of the same sizes anew.
         buffer = bucket.buffer
         place = self._places.get(bucket.index)
         if place is None or place.numel() != buffer.numel() or place.dtype != buffer.dtype:
