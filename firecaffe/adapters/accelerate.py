@@ -33,9 +33,9 @@ from firecaffe.user_code import shown
 WITH_DDP = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
-# accelerate wraps the model in DDP, and its `ddp_handler` registers a hook there. The original one
-# knows only torch's hooks, so this one replaces it with the same DDP options. It cannot be one of
-# `kwargs_handlers`, which are known by their exact class.
+# accelerate wraps the model in DDP, and its `ddp_handler` registers a hook there. The original
+# handler knows only torch's hooks, so this one replaces it with the same DDP options. It cannot be
+# one of `kwargs_handlers`, which are recognized by their exact class.
 class ExchangeHandler(DistributedDataParallelKwargs):
     def __init__(self, options: dict[str, Any], exchange: str, compressor: str) -> None:
         super().__init__(**options)
@@ -102,7 +102,7 @@ def use_exchange(of: Any, exchange: str = AUTO, compressor: str = NO_COMPRESSOR)
 
 
 def _check_trainer() -> None:
-    # Older Trainers make a handler of their own when they begin.
+    # Older Trainers replace the handler when they begin.
     import transformers
 
     if int(transformers.__version__.partition(".")[0]) < 5:

@@ -65,7 +65,7 @@ class ExchangeStrategy(_ByExchange, DDPStrategy):
         return self._wrapped(model, self.determine_ddp_device_ids())
 
     def _register_ddp_hooks(self) -> None:
-        """Register none: the model has its exchange."""
+        """Register no hook: the model has its exchange already."""
 
 
 class FabricExchangeStrategy(_ByExchange, FabricDDPStrategy):
