@@ -82,7 +82,7 @@ class Exchanges:
         return MessageTraffic(of_links, of_links * box, (size - 1) * box)
 
     def halos(self, digit: Digit, share: float) -> MessageTraffic:
-        """Exchange half of a share of the tensor with each of both neighbors in a digit."""
+        """Exchange half of a share of the tensor with each neighbor in a digit."""
         stride, size = digit
         ends = [self.network.level(r * stride, (r + 1) * stride) for r in range(size - 1)]
         messages = np.zeros(len(self.network.links))

@@ -52,7 +52,7 @@ class Device:
     memory_bytes_per_s: Rate
     peak_flops: dict[str, Rate] = field(hash=False)
     efficiency: Rate
-    """Its rates over those that its library's table gives a device of this peak and memory."""
+    """The device's rates over those that its library's table gives for such peaks and memory."""
     overhead_s: Amount
     """Time of every kernel, however small."""
     library: str = PLAIN
@@ -85,7 +85,7 @@ class Link:
     addition_s_per_byte: Amount = 0.0
     """γ: seconds to add a byte that has arrived, if the exchange waits for it."""
     memory_bytes_per_s: Amount = 0.0
-    """Rate of each rank, all at once, in shared memory; 0: none or unknown. Innermost link only."""
+    """Rate of each rank in shared memory if all use it; 0: none or unknown. Innermost link only."""
     error: Amount = 0.15
     exchange_scale: Rate = 1.0
     """Time of exchanges whose outermost link this is, over their time by the other figures."""

@@ -40,7 +40,7 @@ def coded_s(
 ) -> list[float]:
     """Seconds to exchange vectors of these sizes, in elements.
 
-    share: bytes of an encoded node over its bytes as float32. nodes: the number for all workers.
+    share: bytes of an encoded node over its bytes as float32. nodes: those of all workers.
     memory_rate: bytes/s that the device reaches.
     """
     local_nodes = -(-nodes // network.world_size)

@@ -200,7 +200,7 @@ class EpochsLaw:
         if self.noise_scale is None:
             return np.asarray(normal)
         least, slope = self._line
-        row = np.array([1 / least, -1 / slope]) / NOISE_SPREAD  # of ln B_crit, to first order
+        row = np.array([1 / least, -1 / slope]) / NOISE_SPREAD  # ln B_crit, to first order
         return np.asarray(normal + np.outer(row, row))
 
     @cached_property

@@ -91,7 +91,7 @@ class Forecast:
     epochs_to_accuracy: Epochs | None
     hours: float | None
     hours_to_accuracy: float | None
-    """At least so many, if epochs_to_accuracy.is_at_least."""
+    """A lower bound if epochs_to_accuracy.is_at_least."""
     usd: float | None
     kwh: float | None
 
@@ -109,7 +109,7 @@ class Forecast:
 
 
 def exchanges_on(cluster: Cluster, world_size: int) -> list[str]:
-    """List the exchanges for so many workers; a nested one is added if they fill several nodes."""
+    """List the exchanges for `world_size` workers, and a nested one if they fill several nodes."""
     inner = cluster.links[0].group
     nests = inner and world_size > inner and world_size % inner == 0
     return [*EXCHANGES, *(["hierarchical(tree,halving_doubling)"] if nests else [])]
@@ -258,7 +258,7 @@ def forecasts(
 
 
 def is_own(row: Forecast, workload: Workload, cluster: Cluster) -> bool:
-    """Whether the row sends what the training will send, in the same way."""
+    """Whether the row has the exchange and the compressor of the training."""
     if row.workers == 1 or row.compressor != workload.compressor:
         return False
     is_encoded = row.compressor != NO_COMPRESSOR
@@ -266,7 +266,7 @@ def is_own(row: Forecast, workload: Workload, cluster: Cluster) -> bool:
 
 
 def fastest(rows: Sequence[Forecast]) -> list[Forecast]:
-    """The fastest row of each number of workers; `native`, the control, only if it is alone."""
+    """The fastest row of each number of workers; `native`, the control, only if no other."""
     by_workers: dict[int, list[Forecast]] = {}
     for row in rows:
         by_workers.setdefault(row.workers, []).append(row)

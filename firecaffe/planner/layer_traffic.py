@@ -61,7 +61,7 @@ class LayerVolumes:
     outputs: int
     by_data: float
     by_model: dict[str, float]
-    """Volumes by the word of the split; empty if so many workers cannot split the layer."""
+    """Volumes by the word of the split; empty if this many workers cannot split the layer."""
     by_rows: float | None
     """Volume by rows of images, which share out no weights; None if that is not possible."""
     most_samples: int | None

@@ -54,7 +54,7 @@ class LayerLayout:
     """Workers that share the rows of images, each with the whole weights."""
     paths: int = 1
     inputs_inside: bool = False
-    """Whether workers next to each other share the inputs, and not the outputs."""
+    """Whether neighboring ranks share the inputs, and not the outputs."""
     computed: "LayerLayout | None" = None
     """The layout of the parts that are computed one by one, if a worker has several parts."""
 

@@ -20,8 +20,8 @@ A data sheet leaves these figures open: a scale for the compute time of each tra
 time of exchanges that cross each link, how much exchanges slow down computing
 (`Device.exchange_slowdown`), and the scatter of workers (`Device.jitter`). Each has a usual value
 and a spread (`usual`), found on published families by
-`benchmarks/planner/published_scaling.py`. Rows that are known draw them away from the usual value
-as far as they tell of them: the largest posterior of a log-normal model, with its covariance for
+`benchmarks/planner/published_scaling.py`. Known rows move them away from the usual value
+as far as they determine them: the posterior's mode in a log-normal model, with its covariance for
 the bands.
 """
 

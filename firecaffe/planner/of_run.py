@@ -108,7 +108,7 @@ class MeasuredSteps:
         )
 
     def of_step(self, micro_batches: int | None) -> tuple[float, float, float]:
-        """Compute, data and update of a step with so many micro-batches; None: as measured."""
+        """Seconds of compute, data and update in a step; micro_batches None: as measured."""
         count = micro_batches or self.micro_batches
         return count * self.compute_s, count * self.data_s, self.update_s
 
@@ -240,7 +240,7 @@ class FirstForecast:
 
 
 def _no_forecast(recipe: Recipe, gpu: str, world_size: int, is_several: bool) -> str:
-    """Say why the run's cluster cannot price so many workers; "" if it can."""
+    """Say why the run's cluster cannot price this many workers; "" if it can."""
     if recipe.synchrony.is_simulated:
         return "under the simulated clock one process does what learners would"
     if is_several and not gpu and not recipe.run.cluster:

@@ -22,7 +22,7 @@ PROCESSOR = "processor"
 
 @dataclass(frozen=True)
 class Costs:
-    """The costs of a work besides computing, in the unit of the speeds, and the workers."""
+    """The costs of a work besides computing, in the unit of the speeds."""
 
     pull: float = 0.0
     push: float = 0.0

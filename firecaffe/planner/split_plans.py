@@ -64,7 +64,7 @@ def cheapest(own: Sequence[Array], between: Sequence[Array]) -> tuple[float, lis
     """Find the least sum of costs, and the choice for each unit.
 
     own: for each unit the cost of each choice, shape (choices,); infinite if it is impossible.
-    between: the costs to the next unit, shape (choices, its choices), except for the last unit.
+    between: for each unit but the last, shape (choices, choices of the next unit).
     """
     total, ways = own[0], []
     for costs, after in zip(between, own[1:], strict=True):

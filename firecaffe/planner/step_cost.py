@@ -210,7 +210,7 @@ class StepCost:
 
 
 def route_of(workload: Workload, exchange: str, network: Network) -> Route:
-    """Find a training's route, which another exchange may replace. Raises: ValueError if none."""
+    """Find a training's route, perhaps that of another exchange. Raises: ValueError if none."""
     return find_route(
         exchange,
         workload.num_micro_batches,

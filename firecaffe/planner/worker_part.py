@@ -304,7 +304,7 @@ def updated_bytes(work: Workload, chain: Sequence[Unit], layouts: Layouts) -> fl
 def memory_of(
     work: Workload, chain: Sequence[Unit], layouts: Layouts, in_memory: int = 1
 ) -> dict[str, float]:
-    """Bytes of one worker by purpose. in_memory: as in `memory_bytes`, for units in data layout."""
+    """Bytes of one worker by purpose. in_memory: as in `memory_bytes`, for `model` of 1."""
     local_work = rank_work(work, chain, layouts)
     is_whole = not any(layout.parts * layout.rows > 1 or layout.computed for layout in layouts)
     parts = memory_bytes(local_work, 1)
