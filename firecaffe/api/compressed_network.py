@@ -50,7 +50,7 @@ Record = Mapping[str, Any]
 
 
 def sensitivity_charts(layers: Sequence[LayerSensitivity], measure: Measure) -> list[Table]:
-    """Return tables of the loss if one layer alone is pruned, or shares values of few bits."""
+    """Return tables of the loss if only one layer is pruned, or only one shares few-bit values."""
     return [
         _chart([layer for layer in layers if layer.keeps], measure, "keeps", "{:.3g} %", 100),
         _chart([layer for layer in layers if layer.bits], measure, "bits", "{} bits", 1),

@@ -98,7 +98,7 @@ class Evaluated(Answer):
     """Lines about newer checkpoints that are damaged, and about damaged images."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the loss and each metric by name, with what they are of."""
+        """Return the loss and each metric by name, with the run, the step and the data."""
         row = {
             "run": str(self.run),
             "step": self.step,
@@ -151,7 +151,7 @@ def evaluate(
         best: Take the best checkpoint, not the newest.
         trust_code: Run code that the folder or the file names.
         nproc_per_node: The number of processes to start on this host. In a launcher's world, each
-            rank calls it and has the same answer.
+            rank calls it and gets the same answer.
         replace: Words of the run's recipe with other values, as {"data.path": "new"}.
 
     Raises: RecipeError, RunError, DataError, CheckpointError; what ends a process that was started

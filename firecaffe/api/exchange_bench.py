@@ -194,7 +194,7 @@ def bench_exchange(
 
 
 def run_rank(plan: BenchPlan) -> ExchangeTimes | None:
-    """Measure with all ranks of this world; rank 0 has the answer."""
+    """Measure with all ranks of this world; only rank 0 returns an answer."""
     console = make_console(stderr=True)
     with ExitStack() as before:
         before.callback(torch.set_num_threads, torch.get_num_threads())

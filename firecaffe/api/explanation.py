@@ -199,10 +199,10 @@ class Explained(Answer):
     elsewhere: list[str] | None = None
     """Lines on ranks whose times are in other folders; None for traces."""
     parts: dict[str, Any] | None = None
-    """The measured parts of a step; for traces alone."""
+    """The measured parts of a step; only for traces."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the times, and the score of the forecast; of traces, the parts of a step."""
+        """Return the times, and the score of the forecast; for traces, the parts of a step."""
         record = dataclasses.asdict(self.explanation)
         if self.parts is not None:
             return {**record, "parts": self.parts}

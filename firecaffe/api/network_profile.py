@@ -40,7 +40,7 @@ MOST_IMAGES = 1_000_000_000
 
 @dataclass(frozen=True, repr=False)
 class NetworkProfile(Answer):
-    """The costs of a network's layers; of a .fcz file also its transfer."""
+    """The costs of a network's layers; for a .fcz file also its transfer."""
 
     layers: Profile
     """The costs of the layers, and of the whole network."""

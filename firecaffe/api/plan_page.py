@@ -49,7 +49,7 @@ class BatchSizes:
 
 
 def sizes_of(work: Workload, most_workers: int) -> list[BatchSizes]:
-    """List batches around the plan's own; a smaller one has smaller micro-batches if it must."""
+    """List batches around the plan's own; if needed, smaller ones get smaller micro-batches."""
     sizes = []
     for factor in BATCH_FACTORS:
         batch, micro = int(factor * work.global_batch_size), work.micro_batch_size
@@ -61,7 +61,7 @@ def sizes_of(work: Workload, most_workers: int) -> list[BatchSizes]:
 
 
 def precisions_of(work: Workload, devices: Sequence[Device]) -> list[str]:
-    """List the words of arithmetic that all devices have, with one of two half precisions."""
+    """List the precisions that all devices have, with one of the two half precisions."""
     peaks = set.intersection(*(set(device.peak_flops) for device in devices)) | {work.precision}
     if "bfloat16" in peaks and work.precision != "float16":
         peaks.discard("float16")
