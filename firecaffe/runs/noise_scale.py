@@ -53,7 +53,7 @@ class GradientNorms(NamedTuple):
 @dataclass(frozen=True)
 class NoiseScale:
     samples: float | None
-    """The scale; None if the gradient is smaller than what the noise hides."""
+    """The scale; None if the gradient is too small to be told from its noise."""
     low: float
     high: float | None
     """The end of the 80 % band; None if there is none."""

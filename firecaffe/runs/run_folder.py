@@ -4,7 +4,7 @@
     environment.json   hardware, versions, commit, digest of the source
     metrics.jsonl      a line for each step and each evaluation
     timings/rank-R.jsonl   the parts of each step's time on each rank
-    timings/round-trips-R.jsonl   of the heartbeats by which ranks watch each other
+    timings/round-trips-R.jsonl   times of the heartbeats by which ranks watch each other
     tensorboard/       the same curves as TensorBoard events
     checkpoints/       see train.checkpoint
     events.jsonl       the log of a mode with a server: see synchrony.log

@@ -307,7 +307,7 @@ def _figures(
         yield Figure("given up", " %", forecast["dropped"] * 100, dropped * 100)
     idle = fmean(came_to["idle_by_rank"].values())
     yield Figure("idle time of a worker", " %", forecast["idle"] * 100, idle * 100)
-    if not result["resumed_from"]:  # otherwise the bytes are those since then
+    if not result["resumed_from"]:  # a resumed run counts bytes from there on
         moved = sum(
             sum(came_to[f"{way}_bytes_by_learner"].values()) for way in ("pulled", "pushed")
         )

@@ -60,7 +60,7 @@ class RunGroup:
         # Runs of different seeds stay different results: failed trainings may end in equal weights.
         distinct: dict[tuple[str, str], TableRun] = {}
         for run in self.runs:
-            seed = repr(run.words.get("train.seed"))  # of a file, which may say anything
+            seed = repr(run.words.get("train.seed"))  # read from a file, which may say anything
             distinct.setdefault((seed, run.result["weights_sha256"]), run)
         return list(distinct.values())
 
@@ -339,7 +339,7 @@ def _goes_on(run: TableRun) -> bool:
 
 
 def _unequal(baseline: RunGroup, group: RunGroup, target: float | None) -> list[str]:
-    # With a target, the samples that each needs are the question.
+    # With a target, the samples that a group needs are a result, and may differ.
     unequal = other_work(baseline.first, group.first)
     return [part for part in unequal if target is None or part != "samples seen"]
 
