@@ -73,7 +73,7 @@ def split_layers(
     check_state(model)
     chosen = choose_layers(model, layers)
     if parts is not None:
-        check_parts(model, chosen, parts)  # before a world is joined, which would stay
+        check_parts(model, chosen, parts)  # before joining a world, which would stay
     devices = sorted({str(parameter.device) for parameter in model.parameters()})
     if not devices:
         raise ArgumentError("split_layers: the network has no parameter")
