@@ -30,7 +30,7 @@ from torch.utils.data import Dataset as TorchDataset
 from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.data.augment import box, cut, draws
-from firecaffe.data.batches import BatchesAhead
+from firecaffe.data.batches import PrefetchedBatches
 from firecaffe.data.decode import DecodedSet, decode
 from firecaffe.data.hash import Stream, below, hash64
 from firecaffe.data.pack_images import Packing, PackOptions
@@ -129,7 +129,7 @@ def loader(dataset: TorchDataset[Any], batch: int, finish: Callable[..., Batch])
 def ours(batches: Batches) -> Iterator[Batch]:
     """As a training takes them, one micro-batch a step."""
     steps = batches.order.steps_per_epoch
-    ahead = BatchesAhead(batches, range(1), 0, steps)
+    ahead = PrefetchedBatches(batches, range(1), 0, steps)
     for step in range(steps):
         yield ahead.train_batch(step, 0)
     ahead.close()
@@ -214,7 +214,7 @@ def photo_ways(folder: Path, scratch: Path) -> tuple[dict[str, Way], dict[str, W
 
 def host_batches(batches: Batches) -> Iterator[Batch]:
     """Ours up to the batch of bytes, as far as the bare loop goes."""
-    ahead = BatchesAhead(batches, range(1), 0, batches.order.steps_per_epoch)
+    ahead = PrefetchedBatches(batches, range(1), 0, batches.order.steps_per_epoch)
     return (batch for batch, _ in ahead._made)
 
 

@@ -58,12 +58,12 @@ def _names(path: str | Path) -> set[Path]:
 
 def own_traceback(error: BaseException) -> str:
     """Return the traceback after firecaffe's last frame, if user code follows it; else empty."""
-    frames = _outside(error)
+    frames = _later_frames(error)
     is_own = any(whose(frame.filename) == "user" for frame in frames)
     return _formatted(error, frames) if is_own else ""
 
 
-def _outside(error: BaseException) -> list[FrameSummary]:
+def _later_frames(error: BaseException) -> list[FrameSummary]:
     frames = extract_tb(error.__traceback__)
     ours = [place for place, frame in enumerate(frames) if whose(frame.filename) == "firecaffe"]
     return frames[ours[-1] + 1 :] if ours else []
@@ -81,7 +81,7 @@ class FirecaffeError(Exception):
     exit_code = 1
     fault: Fault | None = None
     """The fault, if a rank has one; else None."""
-    goes_along = False
+    is_secondary = False
     """Whether another rank reports the error."""
 
     @property
@@ -117,7 +117,7 @@ class OwnCodeError(RecipeError):
         cause = self.__cause__
         if self.remote_traceback or cause is None:
             return self.remote_traceback
-        return _formatted(cause, _outside(cause) or list(extract_tb(cause.__traceback__)))
+        return _formatted(cause, _later_frames(cause) or list(extract_tb(cause.__traceback__)))
 
 
 class DataError(FirecaffeError):

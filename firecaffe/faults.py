@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from firecaffe.resume_advice import or_restarts, resume_word
+from firecaffe.resume_advice import restart_hint, resume_option
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class Fault:
         advice = KINDS[self.kind].advice
         if not self.can_resume:
             advice = advice.replace(RESUME, ANEW)
-        advice = advice.replace(RESUME_WORD, resume_word(self.folder))
-        return f"{self.event}; {advice.replace(RESTARTS, or_restarts())}"
+        advice = advice.replace(RESUME_WORD, resume_option(self.folder))
+        return f"{self.event}; {advice.replace(RESTARTS, restart_hint())}"
 
     @property
     def event(self) -> str:

@@ -58,14 +58,14 @@ class GrowingFile:
 
 
 @contextmanager
-def written_aside(path: Path) -> Iterator[Path]:
+def atomic_replace(path: Path) -> Iterator[Path]:
     """Yield a path next to `path`, with the same ending, and rename it to `path` after the block.
 
     The file is synced first. It is removed if the block fails. Raises OSError; before the block if
     `path` is a device or a pipe, which the rename would replace.
     """
     _check_regular(path)
-    aside = new_aside(_aside_of(path))
+    aside = create_empty(_aside_of(path))
     try:
         yield aside
         sync_file(aside)
@@ -81,9 +81,9 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path) -> None:
-    """Try whether `written_aside` can begin. Raises OSError."""
+    """Try whether `atomic_replace` can begin. Raises OSError."""
     _check_regular(path)
-    new_aside(_aside_of(path)).unlink()
+    create_empty(_aside_of(path)).unlink()
 
 
 def _aside_of(path: Path) -> Path:
@@ -97,19 +97,19 @@ def _check_regular(path: Path) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a text whole or not at all. File names that are not UTF-8 keep their bytes."""
-    with written_aside(path) as aside:
+    with atomic_replace(path) as aside:
         aside.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
-def new_aside(path: Path) -> Path:
+def create_empty(path: Path) -> Path:
     """Create an empty file, in place of what a killed process left there. Raises OSError."""
-    remove_aside(path)
+    remove_if_exists(path)
     # A link that somebody puts there is not followed.
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
     return path
 
 
-def remove_aside(path: Path) -> None:
+def remove_if_exists(path: Path) -> None:
     """Remove a file, a link or a folder, if any. Raises OSError, also for a device or a pipe."""
     try:
         mode = path.lstat().st_mode
@@ -177,7 +177,7 @@ def finite(value: Any) -> Any:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """Let one process per folder into the block. The lock ends with the process. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -204,7 +204,7 @@ def private_folder(prefix: str) -> Iterator[Path]:
         while True:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
             with suppress(FileNotFoundError):  # another process removed it before it was locked
-                stack.enter_context(alone_in(folder))
+                stack.enter_context(folder_lock(folder))
                 if folder.exists():
                     break
         yield folder
@@ -236,17 +236,17 @@ def sync_folder(path: Path) -> None:
 
 
 @contextmanager
-def written_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
+def replace_together(paths: Sequence[Path]) -> Iterator[list[Path]]:
     """Give temporary paths, and rename all files in this order, or restore the previous ones."""
     with ExitStack() as stack:
         for path in paths:
-            stack.enter_context(_as_before(path))
-        asides = [stack.enter_context(written_aside(path)) for path in reversed(paths)]
+            stack.enter_context(_restored_on_error(path))
+        asides = [stack.enter_context(atomic_replace(path)) for path in reversed(paths)]
         yield asides[::-1]
 
 
 @contextmanager
-def _as_before(path: Path) -> Iterator[None]:
+def _restored_on_error(path: Path) -> Iterator[None]:
     was_there = path.exists()
     before = path.with_name(f".before.{path.name}")
     if path.is_file():

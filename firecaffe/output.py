@@ -28,13 +28,13 @@ _DRAWS = r"\[[0-9;?]*[A-HJKSTfhlm]"
 _LINKS = r"\]8;[ -~]*(?:\x1b\\|\x07)"
 ORDERS = re.compile(rf"(\x1b(?:{_DRAWS}|{_LINKS}))|[\x1b{_CONTROL}]")
 CONTROL = re.compile(rf"[\x07\x08\r\x1b{_CONTROL}]")
-SIGN = "\ufffd"
+REPLACEMENT = "\ufffd"
 """Unicode's replacement character."""
 
 
 def harmless(text: str) -> str:
     """Replace all control characters except tabs and line ends."""
-    return CONTROL.sub(SIGN, text)
+    return CONTROL.sub(REPLACEMENT, text)
 
 
 LOST: dict[str, str] = {}
@@ -54,7 +54,7 @@ class Output:
     def write(self, text: str) -> int:
         try:
             if self._stream is not None:
-                self._stream.write(ORDERS.sub(lambda order: order[1] or SIGN, text))
+                self._stream.write(ORDERS.sub(lambda order: order[1] or REPLACEMENT, text))
         except OSError as error:
             self._lose(error)
         return len(text)
@@ -82,7 +82,7 @@ class Output:
         LOST.setdefault(self._name, reason)
         with suppress(OSError, ValueError, AttributeError):  # not all streams are files
             assert self._stream is not None
-            _to_nothing(self._stream.fileno())
+            _to_devnull(self._stream.fileno())
         if not self._goes_on:
             lost = OutputLostError(f"{self._name}: {reason}")
             lost.has_left = error.errno == errno.EPIPE
@@ -117,7 +117,7 @@ def outputs_kept(goes_on: bool) -> Iterator[None]:
         if stream is None:
             LOST[name] = "closed"
             if not _is_open(NUMBERS[name]):  # otherwise the next opened file would get its number
-                _to_nothing(NUMBERS[name])
+                _to_devnull(NUMBERS[name])
     sys.stdout = cast(TextIO, Output(before[0], STDOUT, goes_on))
     sys.stderr = cast(TextIO, Output(before[1], STDERR))
     try:
@@ -140,7 +140,7 @@ def _is_open(number: int) -> bool:
     return True
 
 
-def _to_nothing(number: int) -> None:
+def _to_devnull(number: int) -> None:
     """Redirect a file descriptor to the null device, so that buffered text causes no error."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     if nothing != number:

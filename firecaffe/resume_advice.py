@@ -13,7 +13,7 @@ _typed = [False]
 
 
 @contextmanager
-def command_typed() -> Iterator[None]:
+def command_wording() -> Iterator[None]:
     """Word advice in the block for a command; outside such a block, it is worded for a script."""
     before, _typed[0] = _typed[0], True
     try:
@@ -22,14 +22,14 @@ def command_typed() -> Iterator[None]:
         _typed[0] = before
 
 
-def resume_word(folder: str | Path = "") -> str:
+def resume_option(folder: str | Path = "") -> str:
     """Return the option or argument that resumes the run of `folder`, or of any run if empty."""
     if _typed[0]:
         return f"--resume {folder}" if str(folder) else "--resume"
     return f'resume="{folder}"' if str(folder) else "resume=…"
 
 
-def or_restarts() -> str:
+def restart_hint() -> str:
     """Return the advice of automatic restarts; empty for a script that no launcher restarts."""
     if _typed[0]:
         return ", or let --max-restarts do so"

@@ -151,7 +151,7 @@ def file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def look_here() -> None:
+def search_cwd() -> None:
     """Append the current folder to `sys.path`: a random.py there must not hide the library's."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -173,7 +173,7 @@ def shown(value: Any) -> str:
 
 def _named(word: str, name: str) -> ModuleType:
     module = name.partition(":")[0]
-    look_here()
+    search_cwd()
     try:
         is_there = module in sys.modules or find_spec(module) is not None
     except (ImportError, ValueError):  # a parent is absent, or not a package

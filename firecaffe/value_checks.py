@@ -63,7 +63,7 @@ def check_limits(section: str, config: Any, limits: Mapping[str, tuple[float, fl
             raise RecipeError(f"{section}.{word} is {value}; it must be {wanted}")
 
 
-def check_kinds(recipe: Any) -> None:
+def check_types(recipe: Any) -> None:
     """Raise RecipeError, with field, value and expected type, if a value does not fit its type."""
     for section, kind in _hints(recipe.__class__).items():
         config = getattr(recipe, section)
@@ -72,10 +72,10 @@ def check_kinds(recipe: Any) -> None:
                 f"{section} is {config!r}; it is a section of the recipe: firecaffe."
                 f"{kind.__name__}(WORD=VALUE, …)"
             )
-        check_kinds_of(section, config)
+        check_section_types(section, config)
 
 
-def check_kinds_of(section: str, config: Any) -> None:
+def check_section_types(section: str, config: Any) -> None:
     """Raise RecipeError if a field of a section does not fit its type."""
     for word, annotation in _hints(config.__class__).items():
         value = getattr(config, word)

@@ -17,7 +17,7 @@ from firecaffe.caffe.net import Net, blobs_of
 from firecaffe.caffe.upgrade import current
 from firecaffe.errors import FirecaffeError
 from firecaffe.from_caffe.import_report import Report
-from firecaffe.from_caffe.nets import TO_TEST, TO_TRAIN, find_file, sources_of
+from firecaffe.from_caffe.nets import TEST_NETS, TRAIN_NETS, find_file, sources_of
 from firecaffe.from_caffe.recipe import ImportRequest, read
 from firecaffe.from_caffe.solver import read_training, read_update
 
@@ -118,8 +118,8 @@ UNKNOWN: dict[str, list[str]] = {
     "phases": [],
 }
 """Of a net that was not looked at."""
-OF_A_NET = {"layer", "layers"}
-OF_A_SOLVER = {"base_lr", "lr_policy", "max_iter", "net", "train_net"}
+NET_FIELDS = {"layer", "layers"}
+SOLVER_FIELDS = {"base_lr", "lr_policy", "max_iter", "net", "train_net"}
 TEMPLATE = re.compile(r"\$\{|\{\{|\{%|<%")
 
 
@@ -139,9 +139,9 @@ def kind_of(path: Path) -> tuple[str, Message | None, str]:
     names = {each.name for each in message.fields}
     if "template" in str(path).lower():
         return "template", None, "its path says so"
-    if names & OF_A_NET:
+    if names & NET_FIELDS:
         return "net", message, ""
-    return ("solver" if len(names & OF_A_SOLVER) > 1 else "other"), message, ""
+    return ("solver" if len(names & SOLVER_FIELDS) > 1 else "other"), message, ""
 
 
 def whose(message: Message, schema: Schema) -> dict[str, list[str]]:
@@ -301,7 +301,7 @@ def _words(path: Path, folder: Path) -> list[str]:
         read_update(message, read_training(message, report).iter_size, report)
     except CaffeError as error:
         return [_placeless(str(error), folder)]
-    message.ignore(*TO_TRAIN, *TO_TEST, "weights")
+    message.ignore(*TRAIN_NETS, *TEST_NETS, "weights")
     unread = [name for name, _ in message.unread()]
     return [note.what for note in report.left_out] + [
         f"{each} is not understood" for each in unread

@@ -26,7 +26,7 @@ from firecaffe.cluster.world import World, join
 from firecaffe.exchange import NATIVE, tree
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.leaves import tree_sum
-from firecaffe.measure.known_sum import difference, interpret, stop_at_fault
+from firecaffe.measure.known_sum import difference, interpret, raise_any_fault
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local_ranks import meet_local_ranks
@@ -122,7 +122,7 @@ def _check_bits(world: World, exchanges: dict[str, Exchange]) -> None:
         dist.barrier(world.group)
         exchange.all_reduce(vector)
         faults.append(_fault(name, vector, expected))
-    stop_at_fault(world, next(filter(None, faults), ""))
+    raise_any_fault(world, next(filter(None, faults), ""))
 
 
 def _time(
@@ -156,7 +156,7 @@ def _time(
                 samples_s[name].append(taken_s)
             faults.append(_fault(name, vectors[name], own if name == COPY else expected))
             dist.barrier(world.group)
-    stop_at_fault(world, next(filter(None, faults), ""))
+    raise_any_fault(world, next(filter(None, faults), ""))
     stated = [json.loads(text) for text in gather_text(world, json.dumps(samples_s))]
     slowest = {
         name: [max(of_turn) for of_turn in zip(*(by_rank[name] for by_rank in stated), strict=True)]

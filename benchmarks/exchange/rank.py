@@ -24,7 +24,7 @@ from firecaffe.measure.exchange_times import conditions_since, read_counters
 from firecaffe.measure.known_sum import (
     check_exchanges,
     difference,
-    stop_at_fault,
+    raise_any_fault,
     summand,
     true_sum,
 )
@@ -101,10 +101,10 @@ def time_size(world: World, size: dict[str, Any]) -> tuple[dict[str, Any], dict[
                 if not fault and not torch.equal(vector, expected):
                     fault = f"{name}, {size['size_bytes']} bytes: {difference(vector, expected)}"
         if repetition < 0:
-            stop_at_fault(world, fault)
+            raise_any_fault(world, fault)
             before, interrupts_s = read_counters(), _interrupts_s()
     seen, softirq_s = conditions_since(before), _interrupts_s() - interrupts_s
-    stop_at_fault(world, fault)
+    raise_any_fault(world, fault)
     total_s = read_counters().total_cpu_s - before.total_cpu_s
     said = gather_text(world, json.dumps([samples, seen.process_cpu_share]))
     stated = [json.loads(text) for text in said]

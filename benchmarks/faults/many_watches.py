@@ -24,8 +24,8 @@ import psutil
 
 from firecaffe.cluster.links import links_of
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import WatchedPlace
-from firecaffe.cluster.world import pulse_beside
+from firecaffe.cluster.watch_message import RankProgress
+from firecaffe.cluster.world import run_pulse
 
 SILENT_S = 20.0
 TIMEOUT_S = 300.0
@@ -132,9 +132,9 @@ def _be_rank(
     pipe: Connection,
     seconds: float,
 ) -> None:
-    place = WatchedPlace(step=1)
+    place = RankProgress(step=1)
     watch = Watch(rank, hosts, sockets, SILENT_S, place, TIMEOUT_S)
-    with pulse_beside(sockets.values(), SILENT_S):
+    with run_pulse(sockets.values(), SILENT_S):
         (beside,) = psutil.Process().children()
         time.sleep(SETTLED_S + len(hosts) * START_S)  # until all others are there
         before = _own_s(), _of_process_s(beside.pid)

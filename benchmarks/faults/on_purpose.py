@@ -22,7 +22,7 @@ from torch import Tensor
 
 from firecaffe.cluster.world import World
 from firecaffe.data import SampleOrder
-from firecaffe.data.batches import BatchesAhead, TrainBatches
+from firecaffe.data.batches import PrefetchedBatches, TrainBatches
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.packed import PackedPart
 from firecaffe.data.shard import ShardInfo
@@ -233,12 +233,12 @@ class _CutFiles:
     def name(self, info: ShardInfo) -> str:
         return self.files.name(info)
 
-    def renew(self, info: ShardInfo) -> None:
-        self.files.renew(info)
+    def drop_damaged(self, info: ShardInfo) -> None:
+        self.files.drop_damaged(info)
 
 
 def _truncate_shards(batches: TrainBatches, _: Injection) -> None:
-    dataset = batches.batches.dataset if isinstance(batches, BatchesAhead) else None
+    dataset = batches.batches.dataset if isinstance(batches, PrefetchedBatches) else None
     if not isinstance(dataset, DecodedSet) or not isinstance(dataset.source, PackedPart):
         raise RecipeError(f"{VARIABLE} truncated_shard: only while packed photos are read")
     dataset.source.files = _CutFiles(dataset.source.files)

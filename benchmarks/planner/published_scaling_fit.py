@@ -17,8 +17,8 @@ from scipy.stats import t as student
 
 from benchmarks.planner.published_scaling import LEFT_OUT, families, first_rows
 from firecaffe.files import write_atomically
-from firecaffe.planner.learn_rates import Figures, Learned, PricedRow, learn, priced_rows
-from firecaffe.planner.offers import FOUR_FIFTHS, USUAL, Usual
+from firecaffe.planner.learn_rates import Figures, Posterior, PricedRow, learn, priced_rows
+from firecaffe.planner.offers import USUAL, Z_80, Usual
 
 FACTORS = {
     "exchange": 1.4,
@@ -121,7 +121,7 @@ def _split(rows: list[PricedRow], known: int) -> tuple[list[PricedRow], list[Pri
     return given, [row for own in by_training.values() for row in own[known:]]
 
 
-def _error(row: PricedRow, learned: Learned) -> Error:
+def _error(row: PricedRow, learned: Posterior) -> Error:
     """Find the error, and its spread by the posterior, along each logarithm."""
     logs, count = np.log(learned.figures.all), len(learned.trainings)
     expected = log(row.step_s(learned.figures))
@@ -149,7 +149,7 @@ def main() -> None:
             errors = judge.errors(usual).get((source, known), [])
             entry[str(known)] = {
                 "errors": [round(exp(-error.error) - 1, 4) for error in errors],
-                "in_band": sum(abs(error.error) < FOUR_FIFTHS * error.spread for error in errors),
+                "in_band": sum(abs(error.error) < Z_80 * error.spread for error in errors),
             }
         left_out.append(entry)
         print(f"without {source}: {usual}", flush=True)

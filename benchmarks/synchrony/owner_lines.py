@@ -54,10 +54,10 @@ class OneConnection(ranks.OwnerLines):
         self._orders, self._meshes = LaneMesh(store, "owners", rank, size, timeout_s), {}
 
     def to_owner(self, owner: int, place: int) -> Line:
-        return self.of_orders(owner, 5 + 2 * place, 6 + 2 * place)
+        return self.order_line(owner, 5 + 2 * place, 6 + 2 * place)
 
     def to_learner(self, rank: int, place: int) -> Line:
-        return self.of_orders(rank, 6 + 2 * place, 5 + 2 * place)
+        return self.order_line(rank, 6 + 2 * place, 5 + 2 * place)
 
 
 def plugin() -> Plugin:

@@ -30,7 +30,7 @@ from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.run_table import TableRun, differing_words, read_run
 from firecaffe.runs.seed_groups import differing_conditions
-from firecaffe.training.trial import Trial, run_trials, working_in
+from firecaffe.training.trial import Trial, command_lock, run_trials
 from firecaffe.tuning.candidates import with_batch
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "lenet_fashion_b128.toml"
@@ -206,7 +206,7 @@ def by_rules(out: Path, seeds: int, cores: int) -> dict[str, Any]:
     for rate in RATES:
         folder = out / f"rate-{rate:g}"
         of_rows = trials(folder, rate, seeds)
-        with working_in(folder) as lock:
+        with command_lock(folder) as lock:
             every = [trial for several in of_rows.values() for trial in several]
             run_trials(every, cores, 1, lock, _say)
         rows += rule_rows(rate, of_rows)

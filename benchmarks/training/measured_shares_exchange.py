@@ -112,7 +112,7 @@ def make_step(world: World, algorithm: str, shares: Shares, any_shares: bool) ->
     optimizer = optim.SGD(model.parameters(), 0.0)
     step = OurStep(model, _loss, batches, config, optimizer, words, exchange)
     if route.way == FOLD:
-        step.reducer.share_out(shares)
+        step.reducer.set_shares(shares)
         step.stepper.leaves = route.order(NUM_LEAVES, own)
     return step
 

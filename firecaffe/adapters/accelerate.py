@@ -21,13 +21,13 @@ from accelerate.utils import (
 from torch.nn.parallel import DistributedDataParallel
 
 from firecaffe.cluster.from_script import from_script
-from firecaffe.cluster.groups import who_am_i
+from firecaffe.cluster.groups import rank_and_size
 from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.script.ddp import ddp_hook
-from firecaffe.script.script_arguments import check_model, check_sums_nothing, check_words
+from firecaffe.script.script_arguments import check_model, check_not_wrapped, check_words
 from firecaffe.user_code import shown
 
 WITH_DDP = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
@@ -46,7 +46,7 @@ class ExchangeHandler(DistributedDataParallelKwargs):
         return self._options
 
     def register_comm_hook(self, model: DistributedDataParallel) -> None:
-        check_sums_nothing("use_exchange", "the model", model.module, "prepare the network itself")
+        check_not_wrapped("use_exchange", "the model", model.module, "prepare the network itself")
         check_model(model.module, self._compressor, self._options)
         keep_freed_memory()
         state, hook = ddp_hook(self._exchange, self._compressor, process_group=model.process_group)
@@ -80,7 +80,7 @@ def use_exchange(of: Any, exchange: str = AUTO, compressor: str = NO_COMPRESSOR)
             f"accelerate runs {accelerator.distributed_type.value}, which sums its gradients "
             "itself; an exchange goes with DistributedDataParallel alone"
         )
-    _, world_size = who_am_i()
+    _, world_size = rank_and_size()
     if accelerator.num_processes < world_size:
         raise RecipeError(
             f"accelerate trains alone in each of the {world_size} processes, for it has found no "

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from firecaffe.cluster.from_script import check_known
-from firecaffe.cluster.handover import tell_uncaught
+from firecaffe.cluster.handover import report_uncaught
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
@@ -27,20 +27,22 @@ REFUSED = ("ddp_comm_hook", "ddp_comm_state", "ddp_comm_wrapper", "model_averagi
 """Options of Lightning that would replace the exchange by another sum."""
 
 
-NO_WORDS = ("kwargs", "module")
+NOT_OPTIONS = ("kwargs", "module")
 
 
-class _ByExchange:
+class _ExchangeMixin:
     _ddp_kwargs: dict[str, Any]
 
     def __init__(self, exchange: str = AUTO, compressor: str = NO_COMPRESSOR, **words: Any) -> None:
-        lightnings = inspect.signature(super().__init__).parameters
-        known = [word for word in (*lightnings, *SIGNATURE.parameters) if word not in NO_WORDS]
+        lightning_options = inspect.signature(super().__init__).parameters
+        known = [
+            word for word in (*lightning_options, *SIGNATURE.parameters) if word not in NOT_OPTIONS
+        ]
         _check(type(self).__name__, exchange, compressor, words, known)
         super().__init__(**words)
         self._exchange, self._compressor = exchange, compressor
 
-    def _wrapped(self, model: nn.Module, device_ids: list[int] | None) -> DistributedDataParallel:
+    def _wrap(self, model: nn.Module, device_ids: list[int] | None) -> DistributedDataParallel:
         return parallelize(
             model,
             exchange=self._exchange,
@@ -50,7 +52,7 @@ class _ByExchange:
         )
 
 
-class ExchangeStrategy(_ByExchange, DDPStrategy):
+class ExchangeStrategy(_ExchangeMixin, DDPStrategy):
     """A DDP strategy for `lightning.Trainer` whose gradients go through an exchange.
 
     Args:
@@ -62,26 +64,26 @@ class ExchangeStrategy(_ByExchange, DDPStrategy):
     """
 
     def _setup_model(self, model: nn.Module) -> DistributedDataParallel:
-        return self._wrapped(model, self.determine_ddp_device_ids())
+        return self._wrap(model, self.determine_ddp_device_ids())
 
     def _register_ddp_hooks(self) -> None:
         """Register no hook: the model has its exchange already."""
 
 
-class FabricExchangeStrategy(_ByExchange, FabricDDPStrategy):
+class FabricExchangeStrategy(_ExchangeMixin, FabricDDPStrategy):
     """A strategy for `lightning.Fabric`; otherwise like `ExchangeStrategy`.
 
     Raises: RecipeError if an option is not possible; `setup` raises what `parallelize` raises.
     """
 
     def setup_module(self, module: nn.Module) -> DistributedDataParallel:
-        return self._wrapped(module, self._determine_ddp_device_ids())
+        return self._wrap(module, self._determine_ddp_device_ids())
 
 
 def _check(
     name: str, exchange: str, compressor: str, options: dict[str, Any], known: list[str]
 ) -> None:
-    tell_uncaught()
+    report_uncaught()
     check_words(exchange, compressor, None)
     check_known(name, options, ["exchange", "compressor", *known])
     for word in REFUSED:

@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.files import check_writable, write_atomically, written_aside
+from firecaffe.files import atomic_replace, check_writable, write_atomically
 from firecaffe.output import harmless
 from firecaffe.resume_advice import option
 
@@ -64,7 +64,7 @@ def numbers_table(
     return table
 
 
-def time_words(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
@@ -86,7 +86,7 @@ PLAIN_SIGNS = {
 ENCODING_ERRORS = "firecaffe-plain"
 
 
-def print_plainly() -> None:
+def replace_unencodable() -> None:
     """Replace characters that stdout or stderr cannot encode. File names keep their bytes."""
     codecs.register_error(ENCODING_ERRORS, _plain)
     for stream in (sys.stdout, sys.stderr):
@@ -256,7 +256,7 @@ def load_figure(word: str = "--plot") -> Any:
     return Figure
 
 
-def take_literally(figure: Any) -> None:
+def disable_math_text(figure: Any) -> None:
     """Show titles and names literally: a `$` in them begins no formula."""
     for axes in figure.axes:
         legend = axes.get_legend()
@@ -267,12 +267,12 @@ def take_literally(figure: Any) -> None:
 
 def write_picture(path: Path, figure: Any, title: str, alternative: str) -> None:
     """Write a figure whole or not at all. `alternative` is the text for those who cannot see it."""
-    take_literally(figure)
+    disable_math_text(figure)
     figure.tight_layout()
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=110)
     content = picture.getvalue()
     if path.suffix == ".html":
         content = PICTURE_PAGE.format(title, alternative, b64encode(content).decode()).encode()
-    with written_aside(path) as aside:
+    with atomic_replace(path) as aside:
         aside.write_bytes(content)

@@ -101,12 +101,12 @@ def _look(
     if recipe is not None:
         timed = _steps(world, recipe, say)
     exchanges: dict[str, dict[int, float]] = {}
-    slowdown, has_met = 0.0, False
+    slowdown, has_local_ranks = 0.0, False
     if world.world_size > 1:
         shares = recipe is None or recipe.exchange.shared_memory
         use_memory = shares and not is_gpu
         local = meet_local_ranks(world, TIMEOUT_S) if use_memory else None
-        has_met = local is not None
+        has_local_ranks = local is not None
         try:
             say("exchanges")
             exchanges = _exchanges(world, recipe, local)
@@ -117,7 +117,7 @@ def _look(
             if local is not None:
                 local.close()
     size = world.local_world_size
-    return MeasuredCluster(ranks, links, size, timed, exchanges, slowdown, has_met)
+    return MeasuredCluster(ranks, links, size, timed, exchanges, slowdown, has_local_ranks)
 
 
 def _steps(

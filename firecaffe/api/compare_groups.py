@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from rich.console import RenderableType
 from rich.text import Text
 
-from firecaffe.api.answer import PLAIN, load_figure, numbers_table, take_literally
+from firecaffe.api.answer import PLAIN, disable_math_text, load_figure, numbers_table
 from firecaffe.files import finite
 from firecaffe.resume_advice import option
 from firecaffe.runs.checklist import Item
@@ -32,10 +32,10 @@ MOST_OTHERS = 2
 def headers(rows: Sequence[GroupRow]) -> list[str]:
     metrics = [rows[0].measure.words, *map(in_words, _others(rows[0]))]
     known = ["hardware", "net", "epochs", "batch", "initial\nlr", "time", "speedup"]
-    return [*known, *metrics, "seeds", *_of_modes(rows)]
+    return [*known, *metrics, "seeds", *_mode_columns(rows)]
 
 
-def _of_modes(rows: Sequence[GroupRow]) -> dict[str, Callable[[GroupRow], str]]:
+def _mode_columns(rows: Sequence[GroupRow]) -> dict[str, Callable[[GroupRow], str]]:
     if all(row.mode == EVERY_STEP for row in rows):
         return {}
     columns: dict[str, Callable[[GroupRow], str]] = {
@@ -87,7 +87,7 @@ def render_groups(
         table.add_row(letter, *cells(row, rows))
     differ = [
         f"{word}: {', '.join(f'{a} {b}' for a, b in zip(letters(len(rows)), values, strict=True))}"
-        for word, values in shown_words(words).items()
+        for word, values in shown_settings(words).items()
     ]
     lines = [*differ, *([""] if differ else []), *verdicts(rows), "", *_checks(items)]
     return [table, Text(), *(Text(line) for line in [*lines, "", *_sources(rows)])]
@@ -96,7 +96,7 @@ def render_groups(
 DIGESTS = ("environment.source", OWN_CODE)
 
 
-def shown_words(words: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
+def shown_settings(words: Mapping[str, Sequence[Any]]) -> dict[str, list[str]]:
     """Return values as a table shows them: digests shortened, `-` for a missing one."""
     return {
         word: [_word(value)[:12] if word.startswith(DIGESTS) else _word(value) for value in values]
@@ -128,7 +128,7 @@ def cells(row: GroupRow, rows: Sequence[GroupRow]) -> list[str]:
             for name in _others(first)
         ),
         str(row.seeds),
-        *(cell(row) for cell in _of_modes(rows).values()),
+        *(cell(row) for cell in _mode_columns(rows).values()),
     ]
 
 
@@ -177,7 +177,7 @@ def verdicts(rows: Sequence[GroupRow]) -> list[str]:
         elif row.unequal:
             lines.append(f"{letter}: * not the same work as A ({', '.join(row.unequal)})")
         if row is not rows[0] and row.speedup is not None:
-            lines += _of_speedup(letter, row.speedup)
+            lines += _speedup_remarks(letter, row.speedup)
         if row.against is None:
             continue
         difference = row.against
@@ -193,7 +193,7 @@ def verdicts(rows: Sequence[GroupRow]) -> list[str]:
     return lines
 
 
-def _of_speedup(letter: str, speedup: Ratio) -> list[str]:
+def _speedup_remarks(letter: str, speedup: Ratio) -> list[str]:
     if speedup.high == inf:
         return [f"{letter}: its speedup is of too few runs for an interval"]
     if not speedup.is_shown:
@@ -341,7 +341,7 @@ def _draw(
     place.set(xlabel=xlabel, ylabel=ylabel)
     place.grid(alpha=0.3)
     place.legend(loc="best", fontsize=9, ncols=-(-len(names) // 5))
-    take_literally(figure)
+    disable_math_text(figure)
     figure.tight_layout()
     picture = io.BytesIO()
     figure.savefig(picture, format="svg", metadata={"Date": None, "Creator": None})
@@ -361,7 +361,7 @@ def page(
     if target is not None:
         names[names.index("time")] = f"time to {rows[0].measure.shown(target)}"
     called = letters(len(rows))
-    words = shown_words(differing(groups))
+    words = shown_settings(differing(groups))
     return environment.from_string(template).render(
         headers=names,
         rows=[[letter, *cells(row, rows)] for letter, row in zip(called, rows, strict=True)],

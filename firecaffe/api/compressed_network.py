@@ -93,8 +93,8 @@ def report(record: Record) -> Iterator[RenderableType]:
     for training in record["rounds"]:
         test = measure.shown(training["test"])
         yield f"{training['folder']}: test {measure.words} {test}"
-    yield worth_line("float network", record["float"], measure)
-    yield worth_line("decoded file", record["decoded"], measure) + f"; {lost_words(record)}"
+    yield metric_line("float network", record["float"], measure)
+    yield metric_line("decoded file", record["decoded"], measure) + f"; {loss_text(record)}"
     times = record["seconds_over_10_mbit_per_s"]
     yield (f"over 10 Mbit/s: {times['file']:.3g} s instead of {times['float']:.3g} s, as float32")
     yield size_line(record)
@@ -153,14 +153,14 @@ def measure_of(record: Record) -> Measure:
     return Measure(record["metric"], is_share=record["is_share"])
 
 
-def worth_line(what: str, worth: Record, measure: Measure) -> str:
+def metric_line(what: str, worth: Record, measure: Measure) -> str:
     line = f"{what}: test {measure.words} {measure.shown(worth['test'])}"
     if worth["held_out"] is None:
         return line
     return f"{line}, held-out {measure.shown(worth['held_out'])}"
 
 
-def lost_words(record: Record) -> str:
+def loss_text(record: Record) -> str:
     unit = " points" if record["is_share"] else ""
     lost = record["lost"]
     line = f"lost {lost['test']:.2f}{unit} of test"
@@ -178,7 +178,7 @@ def not_reached(record: Record) -> str:
     return (
         f"{option('target')} {record['target']}: none of "
         f"{len(record['tried'])} sizes reaches it; the "
-        f"nearest is {size_line(record)}, {lost_words(record)}"
+        f"nearest is {size_line(record)}, {loss_text(record)}"
     )
 
 

@@ -18,19 +18,18 @@ from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
-from firecaffe.cluster.process_settings import alone_in_process
+from firecaffe.cluster.process_settings import exclusive_in_process
 from firecaffe.cluster.world import World, is_launched, join
 from firecaffe.data import Data, open_test
-from firecaffe.data.decode import stand_ins
+from firecaffe.data.decode import replaced_note
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.files import finite, write_atomically, written_aside
+from firecaffe.files import atomic_replace, finite, write_atomically
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.script.launch import launch
 from firecaffe.training import evaluation
 from firecaffe.training.checkpoint import best_step
 from firecaffe.training.data_workers import data_workers
-from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.load import Trained, check_named, load_run
 from firecaffe.training.prediction import (
@@ -54,14 +53,14 @@ NEEDED = ("model", "data", "task")
 class EvaluatedRun:
     trained: Trained
     data: Data
-    evaluation: Evaluation
+    evaluation: evaluation.Evaluation
     notes: list[str]
 
 
 def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = False) -> EvaluatedRun:
     """Evaluate a run's network on the recipe's test data. All ranks call it and get the same."""
     check_named(where, recipe, NEEDED)
-    with alone_in_process("evaluate"), arithmetic(recipe.train, world.device):
+    with exclusive_in_process("evaluate"), arithmetic(recipe.train, world.device):
         trained = load_run(where, best=best, recipe=recipe)
         data = open_test(recipe.data)
         task = task_of_run(trained.about, recipe, data)
@@ -73,7 +72,7 @@ def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = Fals
             )
     damaged = gather_json(world, list(getattr(data.test, "skipped", {}).values()))
     broken = sorted({line for of_rank in damaged for line in of_rank})
-    return EvaluatedRun(trained, data, evaluated, [stand_ins(broken)] if broken else [])
+    return EvaluatedRun(trained, data, evaluated, [replaced_note(broken)] if broken else [])
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,7 +91,7 @@ class Evaluated(Answer):
     """The step of the best checkpoint, if the run keeps one."""
     data: str
     """The data, in words."""
-    evaluation: Evaluation
+    evaluation: evaluation.Evaluation
     """The loss, the metrics and the number of samples."""
     notes: Sequence[str]
     """Lines about newer checkpoints that are damaged, and about damaged images."""
@@ -193,7 +192,7 @@ MOST_CLASSES = 256
 
 Row = dict[str, str | float]
 
-KeepMask = Callable[[Prediction], Path]
+MaskWriter = Callable[[Prediction], Path]
 """Writes a mask, and returns its path."""
 
 
@@ -265,17 +264,17 @@ def predict(
     used = open_run(run, replace, trust_code)
     check_count("top", top, 1)
     check_target(option("csv"), str(csv), overwrite)
-    keep_mask = _keeper(meaning(used.recipe.task.name), out, overwrite)
+    mask_writer = _mask_writer(meaning(used.recipe.task.name), out, overwrite)
     paths = _images_of(images)
     check_named(used.where, used.recipe, ("model",) if paths else ("model", "data"))
     exchange = used.recipe.exchange
     with (
-        alone_in_process("predict"),
+        exclusive_in_process("predict"),
         join(used.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world,
         arithmetic(used.recipe.train, world.device),
     ):
         trained = load_run(used.where, best=best, recipe=used.recipe)
-        answer = _predict(used, trained, paths, keep_mask, top, world)
+        answer = _predict(used, trained, paths, mask_writer, top, world)
     if csv:
         write_atomically(Path(csv), answer.to_csv())
     return answer
@@ -285,7 +284,7 @@ def _predict(
     used: RunInUse,
     trained: Trained,
     files: Sequence[str],
-    keep_mask: KeepMask | None,
+    mask_writer: MaskWriter | None,
     top: int,
     world: World,
 ) -> Predicted:
@@ -297,7 +296,7 @@ def _predict(
     if files:
         paths, skipped = list_files(files)
         read = reader_of(paths, about, recipe.data)
-        if keep_mask is not None:
+        if mask_writer is not None:
             _check_names(paths)
         batches = of_files(paths, read, about, recipe.data, size, device, broken.append)
     else:
@@ -308,7 +307,7 @@ def _predict(
     for prediction in predictions(trained.model.to(device), recipe, batches, device):
         if damaged and int(prediction.sample) in damaged:  # predicted from a stand-in image
             continue
-        mask = None if keep_mask is None else keep_mask(prediction)
+        mask = None if mask_writer is None else mask_writer(prediction)
         rows.append(_row(prediction, names, top, mask))
         lines.append(_line(prediction, rows[-1], names, top))
     if broken and not rows:
@@ -364,7 +363,7 @@ def _name(label: int, names: Sequence[str]) -> str:
     return names[label] if label < len(names) else str(label)
 
 
-def _keeper(task: str, out: str | Path, overwrite: bool) -> KeepMask | None:
+def _mask_writer(task: str, out: str | Path, overwrite: bool) -> MaskWriter | None:
     if task != "segmentation":
         if out:
             raise RecipeError(
@@ -396,6 +395,6 @@ def _write_mask(folder: Path, overwrite: bool, prediction: Prediction) -> Path:
     row = re.search(r"\[\d+\]$", sample)
     path = folder / f"{Path(sample).stem}{row[0] if row else ''}.png"
     check_target(option("out"), str(path), overwrite)
-    with written_aside(path) as aside:
+    with atomic_replace(path) as aside:
         Image.fromarray(mask_HW.to(torch.uint8).numpy()).save(aside, format="png")
     return path

@@ -111,8 +111,8 @@ def schedule(
     check_count("ranks_per_node", ranks_per_node, 1)
     if micro_batches is not None:
         check_count("micro_batches", micro_batches, 1)
-    tells_nodes = shared_memory or parse_hierarchical(exchange) is not None
-    if ranks_per_node != 1 and not tells_nodes:
+    has_nodes = shared_memory or parse_hierarchical(exchange) is not None
+    if ranks_per_node != 1 and not has_nodes:
         raise RecipeError(
             f"{option('ranks_per_node')} is {ranks_per_node}, and {exchange} does not tell nodes "
             f"apart; it goes with hierarchical(INNER,OUTER) and {option('shared_memory')}"

@@ -135,7 +135,7 @@ def _other_modes(folder: Path, seconds: Sequence[float], trust_code: bool) -> st
     from firecaffe.planner.forecast import forecast
     from firecaffe.planner.modes import alternatives
     from firecaffe.planner.of_recipe import workload_of
-    from firecaffe.planner.step_cost import own_exchange
+    from firecaffe.planner.step_cost import recipe_exchange
     from firecaffe.recipe.recorded_recipe import recipe_of
 
     recipe = recipe_of(folder, trust_code=trust_code)
@@ -146,7 +146,7 @@ def _other_modes(folder: Path, seconds: Sequence[float], trust_code: bool) -> st
     workload = workload_of(recipe)
     compressor = recipe.exchange.compressor
     compressor = compressor if compressor in PRICED else NO_COMPRESSOR
-    exchange = own_exchange(workload, cluster, len(seconds))
+    exchange = recipe_exchange(workload, cluster, len(seconds))
     row = forecast(workload, cluster, len(seconds), exchange, compressor)
     own, *others = alternatives(workload, cluster, row, recipe.synchrony, seconds)
     possible = [

@@ -17,13 +17,13 @@ from firecaffe.compression import fcz
 from firecaffe.data import eval_batches, open_test
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import CheckpointError, RecipeError
-from firecaffe.files import written_aside
+from firecaffe.files import atomic_replace
 from firecaffe.resume_advice import option
 from firecaffe.training.coded import is_coded
 from firecaffe.training.export_file import FORMATS, check_installed
 from firecaffe.training.given_parts import About
 from firecaffe.training.load import check_named, load_run, run_of
-from firecaffe.training.prediction import AS_PREDICTED, meaning
+from firecaffe.training.prediction import OUTPUT_NOTES, meaning
 from firecaffe.training.tensor_file import write_tensors
 from firecaffe.transport.collect import Whole
 from firecaffe.user_code import caffe_file, is_caffe
@@ -108,7 +108,7 @@ def export(
     trained = load_run(where, best=best, recipe=recipe)
     inputs, note = _inputs(used, to, trained.about) if form.takes_inputs else (None, "")
     written = form.write(trained.model, inputs, path)
-    meant = AS_PREDICTED.get(meaning(recipe.task.name), "as the network gives them")
+    meant = OUTPUT_NOTES.get(meaning(recipe.task.name), "as the network gives them")
     return Exported(
         path=str(path),
         evaluated=trained.evaluated,
@@ -165,7 +165,7 @@ METADATA = "__metadata__"
 """The entry that safetensors reads as metadata of the file, and not as a tensor."""
 
 
-def write_unpacked(file: fcz.Opened, target: Path) -> None:
+def write_unpacked(file: fcz.FczFile, target: Path) -> None:
     """Write all tensors. The file is never seen in part under its final name.
 
     Raises: CheckpointError if the .fcz file is damaged, or safetensors cannot have a tensor;
@@ -177,13 +177,13 @@ def write_unpacked(file: fcz.Opened, target: Path) -> None:
         Whole(outline.name, outline.shape, getattr(torch, outline.dtype), ())
         for outline in file.outlines
     ]
-    with written_aside(target) as aside:
+    with atomic_replace(target) as aside:
         problem = write_tensors(aside, listed, _decoded(file))
         if problem is not None:
             raise problem
 
 
-def _decoded(file: fcz.Opened) -> Iterator[tuple[str, Tensor]]:
+def _decoded(file: fcz.FczFile) -> Iterator[tuple[str, Tensor]]:
     for name, array in file.tensors():
         yield name, torch.from_numpy(array)
         del array  # free it before the next one is decoded

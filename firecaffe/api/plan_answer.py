@@ -29,15 +29,15 @@ from firecaffe.api.plan_inputs import (
     workers_of,
     works_of,
 )
-from firecaffe.api.plan_layouts import Parallel, ways_named
+from firecaffe.api.plan_layouts import Parallel, parse_ways
 from firecaffe.api.plan_links import LinkChoice
 from firecaffe.api.plan_page import write_page
 from firecaffe.api.plan_tables import (
     Modes,
     assumptions,
     does_not_fit,
-    epochs_words,
-    own_law,
+    epochs_sentences,
+    parse_epochs,
     plan_table,
     slower_codecs,
     totals,
@@ -50,7 +50,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.planner.advice import paragraph
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast, fastest, forecasts
-from firecaffe.planner.precision import check_precision, in_precision, precision_words
+from firecaffe.planner.precision import check_precision, in_precision, precision_text
 from firecaffe.planner.update_price import UPDATES
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.checked_recipe import CheckedRecipe
@@ -103,7 +103,7 @@ class Plan:
         work, cluster, rows = self.work, self.cluster, self.rows
         yield (
             f"{self.name}: {work.model}, batch {work.global_batch_size} in micro-batches of "
-            f"{work.micro_batch_size} {precision_words(work)}, "
+            f"{work.micro_batch_size} {precision_text(work)}, "
             f"{work.parameter_bytes / 1e6:,.1f} MB of gradients"
             f"{UPDATES[work.update_at].said}, on {cluster.name} ({cluster.about})"
         )
@@ -112,7 +112,7 @@ class Plan:
         best = fastest(rows)[-1]
         if best.hours is not None or best.hours_to_accuracy is not None:
             yield totals(best, cluster)
-        yield from epochs_words(work, rows)
+        yield from epochs_sentences(work, rows)
         for line in [*self.notes, *slower_codecs(work, cluster, rows, is_long)]:
             yield f"note: {line}"
         yield plan_table(work, cluster, rows, is_long)
@@ -291,7 +291,7 @@ def plan(
     if is_alone:
         return Planned([], [*learned, *_written(write, clusters[0])], None, all, draw, [])
     check_precision(precision, clusters)
-    law = own_law(epochs, noise_scale)
+    law = parse_epochs(epochs, noise_scale)
 
     def chosen(work: Workload) -> Workload:
         return replace(in_precision(work, precision, channels_last), epochs_law=law)
@@ -352,7 +352,7 @@ def _plan(name: str, of: Work, cluster: Cluster, asked: Asked) -> Plan:
         if type(error) is not ValueError:  # numpy raises subclasses, an exchange a plain one
             raise
         raise RecipeError(f"{option('workers')}: {error}") from error
-    shared = ways_named(asked.ways) if asked.ways else []
+    shared = parse_ways(asked.ways) if asked.ways else []
     is_shared = bool(shared) or own is not None
     if asked.draw and not is_shared:
         raise RecipeError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.api.argument_checks import check_count, commas, refuse_beside
-from firecaffe.api.plan_layouts import own_layout
+from firecaffe.api.plan_layouts import recipe_layout
 from firecaffe.api.recipe_argument import network_of, recipe_of
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
@@ -16,7 +16,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Cluster, Device, load_cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.memory import most_micro_batch, usual_micro_batch
-from firecaffe.planner.of_parallel import OwnLayout
+from firecaffe.planner.of_parallel import RecipeLayout
 from firecaffe.planner.of_recipe import workload_of, workload_of_model
 from firecaffe.planner.offers import MOST_PER_NODE, USUAL_GBIT_PER_S, offers, rates_of
 from firecaffe.planner.workload import Workload
@@ -32,7 +32,7 @@ LEAST_BATCH_SIZE = 256
 LEAST_MICRO_BATCHES = 32
 """Least micro-batches of a network alone, if no global batch size is given."""
 
-Work = tuple[Workload, SynchronyConfig, ModelConfig, OwnLayout | None]
+Work = tuple[Workload, SynchronyConfig, ModelConfig, RecipeLayout | None]
 """A workload, with [synchrony], the network and the recipe's layout, if it has one."""
 
 
@@ -42,7 +42,7 @@ Chosen = Callable[[Workload], Workload]
 
 def work_of(recipe: CheckedRecipe, chosen: Chosen) -> Work:
     work = chosen(workload_of(recipe))
-    return work, recipe.synchrony, recipe.model, own_layout(recipe, work)
+    return work, recipe.synchrony, recipe.model, recipe_layout(recipe, work)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def learn_from(
 
 
 def _learn_rates(paths: Sequence[Path], clusters: Sequence[Cluster]) -> tuple[Cluster, list[str]]:
-    from firecaffe.planner.judged_rates import judgement
+    from firecaffe.planner.judged_rates import judgement_lines
     from firecaffe.planner.learn_rates import learn_rates, load_rates
 
     if len(paths) > 1:
@@ -190,7 +190,7 @@ def _learn_rates(paths: Sequence[Path], clusters: Sequence[Cluster]) -> tuple[Cl
     refuse_beside(f"{paths[0]}, which names its cluster", cluster=is_given)
     rates, cluster = load_rates(paths[0])
     learned = learn_rates(cluster, rates.trainings)
-    return learned.whole(), [*learned.lines(), *judgement(learned)]
+    return learned.whole(), [*learned.lines(), *judgement_lines(learned)]
 
 
 def exchanges_of(text: str) -> list[str] | None:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import nn
 
-from firecaffe.api.answer import numbers_table, time_words
+from firecaffe.api.answer import numbers_table, time_text
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
@@ -20,7 +20,7 @@ from firecaffe.planner.chain import Unit, chain_of
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast
 from firecaffe.planner.layouts import LayerLayout, words_of
-from firecaffe.planner.of_parallel import RECIPE, OwnLayout, own_cost
+from firecaffe.planner.of_parallel import RECIPE, RecipeLayout, layout_cost
 from firecaffe.planner.recipe_stages import works_of
 from firecaffe.planner.split_plans import (
     WAYS,
@@ -31,7 +31,7 @@ from firecaffe.planner.split_plans import (
     split_plans,
 )
 from firecaffe.planner.split_step import SplitCost
-from firecaffe.planner.step_cost import own_exchange
+from firecaffe.planner.step_cost import recipe_exchange
 from firecaffe.planner.workload import LayerWork, Workload
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
@@ -52,7 +52,7 @@ WAY_HEADERS = (
 )
 
 
-def ways_named(words: str) -> list[str]:
+def parse_ways(words: str) -> list[str]:
     """Parse the names of ways. Raises RecipeError for an unknown one."""
     names = [*WAYS] if words == "all" else words.split(",")
     for name in names:
@@ -71,7 +71,7 @@ class Parallel:
         cluster: Cluster,
         rows: Sequence[Forecast],
         names: Sequence[str],
-        own: OwnLayout | None = None,
+        own: RecipeLayout | None = None,
     ) -> None:
         """Plan the ways, and a recipe's layout `own`. Raises RecipeError if none is possible."""
         self.work, self.cluster = work, cluster
@@ -83,9 +83,9 @@ class Parallel:
             )
         self.chain = chain_of(config, work)
         self.plans: list[SplitPlan] = []
-        self.price = price = None if own is None else own_cost(config, work, own)
+        self.price = price = None if own is None else layout_cost(config, work, own)
         for size in workers:
-            exchange = own_exchange(work, cluster, size) or exchange_for(rows, size)
+            exchange = recipe_exchange(work, cluster, size) or exchange_for(rows, size)
             if own is not None and price is not None and own.fits(size):
                 self.plans.append(price.plans(cluster, size, exchange)[0])
             exchange = exchange_for(rows, size)
@@ -216,13 +216,13 @@ SCHEMES = {"same_samples": "none", "one_weird_trick": "one_weird_trick"}
 """`parallel.scheme` of the ways that a recipe can have."""
 
 
-def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
+def recipe_layout(recipe: Recipe, work: Workload) -> RecipeLayout | None:
     """Return a split recipe's layout, else None. Raises RecipeError that names a wrong layer."""
     parallel = recipe.parallel
     if parallel.is_whole:
         return None
     if not parallel.is_split:
-        return OwnLayout.of(recipe, {})
+        return RecipeLayout.of(recipe, {})
     # These modules load training code, so they are imported late.
     from firecaffe.parallel.layer_split import check_parts
     from firecaffe.training.parallel.split_network import chosen_layers
@@ -232,7 +232,7 @@ def own_layout(recipe: Recipe, work: Workload) -> OwnLayout | None:
         check_parts(network, layers, parallel.num_parts)
         return layers
 
-    return OwnLayout.of(
+    return RecipeLayout.of(
         recipe, with_outline(recipe.model, work.num_classes or None, work.layout.channels, choose)
     )
 
@@ -256,10 +256,10 @@ def _way_cells(plan: SplitPlan) -> list[str]:
     times = (step.compute_s, step.activations_s, step.exposed_communication_s)
     sent = step.gradients_bytes / 1e6, step.activations_bytes / 1e6
     return [
-        time_words(step.step_s),
+        time_text(step.step_s),
         f"{plan.images_per_s:,.0f}",
         f"{plan.speedup:.3g}",
-        *(time_words(time_s) for time_s in times),
+        *(time_text(time_s) for time_s in times),
         f"{sent[0]:,.1f} + {sent[1]:,.1f}",
         f"{plan.memory_bytes / 1e9:.2f} GB{'' if plan.fits else '!'}",
         f"{plan.widest:.2f}",

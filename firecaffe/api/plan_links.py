@@ -15,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from firecaffe.api.answer import numbers_table
-from firecaffe.api.plan_tables import assumptions, hours_words
+from firecaffe.api.plan_tables import assumptions, hours_text
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.planner.advice import NO_ACCURACY, Gain, folded, gain_of
+from firecaffe.planner.advice import ACCURACY_CAVEAT, Gain, folded, gain_of
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.forecast import Forecast, fastest, forecasts, most_useful
-from firecaffe.planner.precision import PRECISIONS, in_precision, precision_words
+from firecaffe.planner.precision import PRECISIONS, in_precision, precision_text
 from firecaffe.planner.published_trainings import epochs_law_of
 from firecaffe.planner.workload import Workload
 from firecaffe.value_checks import count_of
@@ -85,7 +85,7 @@ class LinkChoice:
         name = "" if self.name == work.model else f"{self.name}: "
         return (
             f"{name}{work.model}, batch {work.global_batch_size} in micro-batches of "
-            f"{work.micro_batch_size} {precision_words(work)}, {work.parameter_bytes / 1e6:,.1f} "
+            f"{work.micro_batch_size} {precision_text(work)}, {work.parameter_bytes / 1e6:,.1f} "
             f"MB of gradients, on {' or '.join(devices)}"
         )
 
@@ -105,7 +105,7 @@ class LinkChoice:
         number = self.number_for(len(self.workers) - 1)
         sentences = [self._to_buy(number), *self._beyond(number)]
         sentences += [*self._fewer(number), self._how_many(number)]
-        sentences += [*self._a_tenth_more(number), *self._in_half(number)]
+        sentences += [*self._a_tenth_more(number), *self._in_half_precision(number)]
         return [sentence for sentence in sentences if sentence]
 
     def _to_buy(self, number: int) -> str:
@@ -121,7 +121,7 @@ class LinkChoice:
         return (
             f"Buy the {link}: on {on_workers} it gives {_rate(rows[-1], in_full=True)} instead of "
             f"{_rate(slow_rows[-1])} at {self.offers[0][0].name} "
-            f"({_gain_words(self._gain(number, 0))})."
+            f"({_gain_text(self._gain(number, 0))})."
         )
 
     def _beyond(self, number: int) -> Iterator[str]:
@@ -129,7 +129,7 @@ class LinkChoice:
         for later in self._faster(number):
             yield (
                 f"{self.offers[later][0].links[-1].name} brings "
-                f"{_gain_words(self._gain(later, number))}: not sure to be {LEAST_GAIN:.0%}."
+                f"{_gain_text(self._gain(later, number))}: not sure to be {LEAST_GAIN:.0%}."
             )
 
     def _fewer(self, number: int) -> Iterator[str]:
@@ -168,7 +168,7 @@ class LinkChoice:
             f"A tenth more workers ({more}, with a batch of {batch:,}) bring {gain:+.0%} samples/s."
         )
 
-    def _in_half(self, number: int) -> Iterator[str]:
+    def _in_half_precision(self, number: int) -> Iterator[str]:
         """Say which link the device's half precision needs, if other arithmetic is planned."""
         half = next((word for word in ("bf16", "fp16") if self._has(word)), "")
         if not half or self.work.autocast != "none" or len(self.offers) == 1:
@@ -240,7 +240,7 @@ def _coded(offers: Sequence[Offer]) -> list[str]:
     used = {row.compressor for _, rows in offers for row in rows} - {NO_COMPRESSOR}
     if not used:
         return []
-    return [f"gradients are encoded by {', '.join(sorted(used))}, {NO_ACCURACY}"]
+    return [f"gradients are encoded by {', '.join(sorted(used))}, {ACCURACY_CAVEAT}"]
 
 
 def chosen(work: Workload, offers: Sequence[tuple[Cluster, Forecast]]) -> int:
@@ -260,7 +260,7 @@ def hours_of(row: Forecast) -> float | None:
 def _cell(row: Forecast) -> list[str]:
     hours = hours_of(row)
     cell = [f"{row.images_per_s:,.0f}/s{'' if row.fits else '!'}", f"{row.efficiency:.0%}"]
-    return cell if hours is None else [*cell, "at least " * is_at_least(row) + hours_words(hours)]
+    return cell if hours is None else [*cell, "at least " * is_at_least(row) + hours_text(hours)]
 
 
 def _rate(row: Forecast, in_full: bool = False) -> str:
@@ -268,7 +268,7 @@ def _rate(row: Forecast, in_full: bool = False) -> str:
     hours, epochs = hours_of(row), row.epochs_to_accuracy
     said = f"{row.images_per_s:,.0f} samples/s"
     if hours is not None:
-        said = "at least " * is_at_least(row) + hours_words(hours)
+        said = "at least " * is_at_least(row) + hours_text(hours)
         if in_full and row.hours is None and epochs is not None:
             said += f" to {epochs.target}"
     is_coded = in_full and row.compressor != NO_COMPRESSOR
@@ -281,7 +281,7 @@ def is_at_least(row: Forecast) -> bool:
     return row.hours is None and epochs is not None and epochs.is_at_least
 
 
-def _gain_words(gain: Gain) -> str:
+def _gain_text(gain: Gain) -> str:
     low, middle, high = gain.low, gain.middle, gain.high
     if middle >= 1:
         return f"{1 + middle:.3g} times as fast, {1 + low:.3g} to {1 + high:.3g}"

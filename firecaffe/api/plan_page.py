@@ -23,7 +23,7 @@ from firecaffe.files import write_atomically
 from firecaffe.models.kernel import MATRIX, Kernel
 from firecaffe.planner.advice import paragraph
 from firecaffe.planner.cluster import Cluster, Device
-from firecaffe.planner.compute_time import OnDevice, kernels_s
+from firecaffe.planner.compute_time import DeviceRates, kernels_s
 from firecaffe.planner.forecast import Forecast, forecast
 from firecaffe.planner.memory import most_micro_batch
 from firecaffe.planner.precision import PRECISIONS, in_precision
@@ -116,7 +116,7 @@ def by_kind(work: Workload, device: Device) -> dict[str, float]:
 
 def skinny(work: Workload, device: Device) -> Iterator[tuple[int, float]]:
     """Yield FLOP/s of a product of matrices whose two other sides are long, by its smaller side."""
-    on = OnDevice.of(work.precision, work.channels_last, device)
+    on = DeviceRates.of(work.precision, work.channels_last, device)
     for side in SIDES:
         flops = 2.0 * side * LARGE_SIDE**2
         moved = 2.0 * side * LARGE_SIDE

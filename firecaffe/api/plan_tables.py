@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from firecaffe.api.answer import load_figure, numbers_table, time_words, write_picture
+from firecaffe.api.answer import load_figure, numbers_table, time_text, write_picture
 from firecaffe.api.argument_checks import check_number
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
@@ -175,12 +175,12 @@ HEADERS = (
 
 def _cells(row: Forecast, device_bytes: float) -> list[str]:
     return [
-        time_words(row.step_s),
+        time_text(row.step_s),
         _band(row.step_low_s, row.step_high_s),
-        time_words(row.compute_s),
-        time_words(row.exposed_communication_s),
-        time_words(row.data_s),
-        time_words(row.update_s),
+        time_text(row.compute_s),
+        time_text(row.exposed_communication_s),
+        time_text(row.data_s),
+        time_text(row.update_s),
         f"{row.images_per_s:,.0f}",
         f"{row.speedup:.3g}",
         f"{row.efficiency:.0%}",
@@ -219,19 +219,19 @@ def _to_accuracy(row: Forecast, hours: float) -> str:
     epochs = row.epochs_to_accuracy
     assert epochs is not None
     if epochs.high is None:
-        return f"at least {hours_words(hours)} to {epochs.target}"
+        return f"at least {hours_text(hours)} to {epochs.target}"
     low = hours * row.step_low_s / row.step_s * epochs.low / epochs.epochs
     high = hours * row.step_high_s / row.step_s * epochs.high / epochs.epochs
-    return f"{hours_words(hours)} ({hours_words(low)} to {hours_words(high)}) to {epochs.target}"
+    return f"{hours_text(hours)} ({hours_text(low)} to {hours_text(high)}) to {epochs.target}"
 
 
 def _hours_band(row: Forecast, hours: float) -> str:
     """Format hours with the relative band of a step: the number of steps is exact."""
     low, high = (hours * step_s / row.step_s for step_s in (row.step_low_s, row.step_high_s))
-    return f"{hours_words(hours)} ({hours_words(low)} to {hours_words(high)})"
+    return f"{hours_text(hours)} ({hours_text(low)} to {hours_text(high)})"
 
 
-def hours_words(hours: float) -> str:
+def hours_text(hours: float) -> str:
     if hours >= 48:
         return f"{hours / 24:.3g} days"
     if hours >= 1:
@@ -291,7 +291,7 @@ LEAST_EPOCHS, MOST_EPOCHS = 0.001, 1_000_000
 PAIR = re.compile(r"(\d+)=(\d+\.?\d*)")
 
 
-def own_law(given: str | Mapping[int, float], noise_scale: float | None) -> EpochsLaw | None:
+def parse_epochs(given: str | Mapping[int, float], noise_scale: float | None) -> EpochsLaw | None:
     """Return the law through the user's batches and epochs; None for none. Raises: RecipeError."""
     if noise_scale is not None:
         check_number("noise_scale", noise_scale)
@@ -334,7 +334,7 @@ def _is_bounded(pair: re.Match[str]) -> bool:
     return 1 <= batch <= MOST_BATCH and LEAST_EPOCHS <= epochs <= MOST_EPOCHS
 
 
-def epochs_words(work: Workload, rows: Sequence[Forecast]) -> Iterator[str]:
+def epochs_sentences(work: Workload, rows: Sequence[Forecast]) -> Iterator[str]:
     """Yield sentences on the epochs of the workload's batch; none if no law is known."""
     law = epochs_law_of(work)
     if law is None:
@@ -350,7 +350,7 @@ def epochs_words(work: Workload, rows: Sequence[Forecast]) -> Iterator[str]:
     )
     yield _largest_useful(law)
     hours = [(row.workers, row.hours_to_accuracy) for row in fastest(rows)]
-    said = [f"{workers}: {hours_words(hour)}" for workers, hour in hours if hour is not None]
+    said = [f"{workers}: {hours_text(hour)}" for workers, hour in hours if hour is not None]
     if said:
         least_word = " (at least)" * at.is_at_least
         yield f"Time to {law.target}{least_word}, by workers: {', '.join(said)}."

@@ -172,7 +172,7 @@ def _line(trial: Trial) -> str:
     measure = trial.measure
     solver = trial.recipe.solver
     rate = f"{solver.type}, rate {solver.base_lr:.3g}, warm-up {solver.warmup_steps} steps"
-    if trial.is_of_verdict and not trial.ended_early:
+    if trial.is_test_scored and not trial.ended_early:
         result = read_run_file(trial.folder, "result.json")
         steps, value = result["steps"], measure.shown(measure.value_in(result))
         return f"{trial.name}: {rate}: test {measure.words} {value} after {steps} steps"

@@ -14,7 +14,7 @@ from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.user_code import is_caffe, shown
-from firecaffe.value_checks import check_kinds_of
+from firecaffe.value_checks import check_section_types
 
 
 def recipe_of(recipe: Any) -> CheckedRecipe:
@@ -39,7 +39,7 @@ def network_of(
     if not isinstance(args, Mapping):
         raise RecipeError(f"{option('args')} is {shown(args)}; expected words with their values")
     config = ModelConfig(model, dict(args))
-    check_kinds_of("model", config)
+    check_section_types("model", config)
     shape = parse_input(input, option("input")) if input else None
     if shape and is_caffe(config.name):
         config = replace(config, args={"input_CHW": list(shape), **config.args})

@@ -79,7 +79,7 @@ def train(
     check_arguments(recipe, parts, resume)
     check_plugin_list(plugins)
     _check_workers(workers, max_restarts)
-    checked = check_recipe(recipe, **parts.beside_recipe)
+    checked = check_recipe(recipe, **parts.facts_for_check)
     resume = None if resume is None else Path(resume)
     given = checked, parts, resume, tuple(plugins)
     if workers is None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from firecaffe.caffe.graph import GivenBlob, Graph, GraphStep
+from firecaffe.caffe.graph import Graph, GraphStep, InputBlob
 from firecaffe.caffe.layers.spec import Shape, ignore_other_types, shown
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.meta_kernels import on_meta, without_compiler
@@ -106,7 +106,7 @@ def _tops(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, Ten
     return dict(zip(names, made, strict=True))
 
 
-def forgetting(calls: Sequence[Call], kept: Iterable[str]) -> list[Call]:
+def with_last_uses(calls: Sequence[Call], kept: Iterable[str]) -> list[Call]:
     """Return the calls with `last_uses` set, so that each frees the blobs no later call needs."""
     later = set(kept)
     backward = []
@@ -117,7 +117,7 @@ def forgetting(calls: Sequence[Call], kept: Iterable[str]) -> list[Call]:
     return backward[::-1]
 
 
-def write_over(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
+def set_inplace(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
     """Make each ReLU work in place if all its calls allow it."""
     may: dict[str, bool] = {}
     for call in calls:
@@ -141,7 +141,7 @@ def _sources(graph: Graph, given: Mapping[str, Shape]) -> dict[str, Tensor]:
     return values
 
 
-def unknown_shape(source: GivenBlob) -> CaffeError:
+def unknown_shape(source: InputBlob) -> CaffeError:
     return source.layer.error(
         f"{source.layer.text('type')} does not say the shape of {source.blob!r}; give it, as "
         "inputs of the Net or as input_CHW in a recipe's model.args"

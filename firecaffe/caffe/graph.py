@@ -71,7 +71,7 @@ FRESH = ("BatchNorm", "Bias", "Concat", "Convolution", "Eltwise", "InnerProduct"
 
 
 @dataclass(frozen=True)
-class GivenBlob:
+class InputBlob:
     """An input of the net: a top of a layer that reads samples."""
 
     blob: str
@@ -113,7 +113,7 @@ class GraphStep:
 
 @dataclass(frozen=True)
 class Graph:
-    sources: tuple[GivenBlob, ...]
+    sources: tuple[InputBlob, ...]
     steps: tuple[GraphStep, ...]
 
     @property
@@ -204,7 +204,7 @@ def shapes_of(layer: Message) -> list[Shape | None]:
 def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
     """Read a phase's graph. Raises CaffeError, which lists all layers of unknown types."""
     _check_types(layers, kinds)
-    sources: list[GivenBlob] = []
+    sources: list[InputBlob] = []
     steps: list[GraphStep] = []
     names: set[str] = set()
     writers: dict[str, str] = {}
@@ -217,7 +217,7 @@ def read_graph(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> Graph:
         if _is_source(layer, kinds):
             shapes = shapes_of(layer)
             sources += [
-                GivenBlob(top, shape, layer, place == 0)
+                InputBlob(top, shape, layer, place == 0)
                 for place, (top, shape) in enumerate(zip(tops, shapes, strict=True))
             ]
             writers.update(dict.fromkeys(tops, kind_name))

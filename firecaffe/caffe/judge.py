@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from firecaffe.caffe import text
-from firecaffe.caffe.graph import GivenBlob, Graph, GraphStep, read_phases
+from firecaffe.caffe.graph import Graph, GraphStep, InputBlob, read_phases
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.loss import DEFAULTS, VALID, Accuracy, normalization_of
 from firecaffe.caffe.message import Message
@@ -17,14 +17,14 @@ from firecaffe.caffe.upgrade import current
 
 
 @dataclass(frozen=True)
-class Judged:
+class NetParts:
     """A net in one phase: `network`, the layers that need only samples; `judges`, the others."""
 
     network: tuple[GraphStep, ...]
     judges: tuple[GraphStep, ...]
     blobs: tuple[str, ...]
     """The blobs that the judges take from the network, in the order of first use."""
-    targets: tuple[GivenBlob, ...]
+    targets: tuple[InputBlob, ...]
     """The targets: all tops of the data layers but the first."""
     softmax: GraphStep | None = None
     """The Softmax at the end of a net without judges. It is not in `network`, since a task takes
@@ -55,7 +55,7 @@ class Judged:
         return main
 
 
-def judged(graph: Graph) -> Judged:
+def judged(graph: Graph) -> NetParts:
     targets = graph.sources[1:]
     theirs = {target.blob for target in targets}
     network: list[GraphStep] = []
@@ -74,7 +74,7 @@ def judged(graph: Graph) -> Judged:
     if not judges and ends_in_softmax and graph.outputs == network[-1].tops:
         softmax = network.pop()
         blobs = dict.fromkeys(softmax.bottoms)
-    return Judged((*network,), (*judges,), (*blobs,), targets, softmax)
+    return NetParts((*network,), (*judges,), (*blobs,), targets, softmax)
 
 
 Blobs = Mapping[str, Tensor]
@@ -84,7 +84,7 @@ Values = dict[str, Tensor]
 class Judge:
     """The judges of one phase. Their modules are made once their bottoms' shapes are known."""
 
-    def __init__(self, net: Message, phase: str, parts: Judged) -> None:
+    def __init__(self, net: Message, phase: str, parts: NetParts) -> None:
         self.net, self.phase, self.parts = net, phase, parts
         self._targets = [target.blob for target in parts.targets]
         self._modules: dict[int, nn.Module] = {}
@@ -127,7 +127,7 @@ class Judge:
             if is_wanted(step) and values.keys() >= {*step.bottoms}:
                 bottoms = [values[blob] for blob in step.bottoms]
                 module = self._module(step, bottoms)
-                tops = module(*map(_detached, bottoms, _goes(step)))
+                tops = module(*map(_detached, bottoms, _propagates(step)))
                 tops = tops if isinstance(tops, tuple) else (tops,)
                 values.update(zip(step.tops, tops, strict=True))
         return values
@@ -165,7 +165,7 @@ class Judge:
         return values | {name: blobs[name] for name in self.parts.blobs}
 
 
-def _goes(step: GraphStep) -> list[bool]:
+def _propagates(step: GraphStep) -> list[bool]:
     said = step.layer.flags("propagate_down")
     return [*said, *[True] * len(step.bottoms)][: len(step.bottoms)]
 
@@ -197,7 +197,7 @@ def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
     return Judge(net, "TRAIN", train), Judge(net, "TEST", test)
 
 
-def no_means(judge: Judge) -> list[str]:
+def non_mean_losses(judge: Judge) -> list[str]:
     """Describe, a line each, the losses that are not the mean of the losses of a batch's parts."""
     lines = []
     for step in judge.parts.losses:
@@ -213,7 +213,7 @@ def no_means(judge: Judge) -> list[str]:
     return lines
 
 
-def _with(parts: Judged, others: Judged, is_wanted: Callable[[GraphStep], bool]) -> Judged:
+def _with(parts: NetParts, others: NetParts, is_wanted: Callable[[GraphStep], bool]) -> NetParts:
     if any(is_wanted(judge) for judge in parts.judges):
         return parts
     made = {top for step in parts.network for top in step.tops}
@@ -228,7 +228,7 @@ def _with(parts: Judged, others: Judged, is_wanted: Callable[[GraphStep], bool])
     return replace(parts, judges=(*parts.judges, *added), blobs=(*blobs,))
 
 
-def _with_accuracy(parts: Judged) -> Judged:
+def _with_accuracy(parts: NetParts) -> NetParts:
     loss = parts.main_loss
     if loss is None or loss.type != "SoftmaxWithLoss":
         return parts

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.caffe import caffemodel, text
-from firecaffe.caffe.assemble import Call, assemble, forgetting, run, write_over
+from firecaffe.caffe.assemble import Call, assemble, run, set_inplace, with_last_uses
 from firecaffe.caffe.binary import Array
 from firecaffe.caffe.graph import layers_of, read_graph
 from firecaffe.caffe.layers import LAYERS
@@ -236,7 +236,7 @@ class Net(nn.Module):
             self.add_module(name, module)
         share(made.calls, made.modules)
         self.multipliers = multipliers(made.calls, made.modules)
-        write_over(made.calls, made.modules)
+        set_inplace(made.calls, made.modules)
         self.train(phase == "TRAIN")
         if weights is not None:
             self.load(caffemodel.read(Path(weights)))
@@ -302,4 +302,4 @@ class Net(nn.Module):
                 calls.append(call)
             else:  # an overwritten blob is no longer available
                 there.difference_update(call.step.tops)
-        return calls if self.keep_blobs else forgetting(calls, self.outputs)
+        return calls if self.keep_blobs else with_last_uses(calls, self.outputs)

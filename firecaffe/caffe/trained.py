@@ -21,14 +21,14 @@ from firecaffe.caffe.assemble import (
     Assembled,
     Call,
     assemble,
-    forgetting,
     run,
+    set_inplace,
     unknown_shape,
-    write_over,
+    with_last_uses,
 )
 from firecaffe.caffe.caffemodel import TrainedLayer
 from firecaffe.caffe.graph import PHASES, Graph, GraphStep, read_phases
-from firecaffe.caffe.judge import Judged, judged
+from firecaffe.caffe.judge import NetParts, judged
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.message import CaffeError, Field, Message
 from firecaffe.caffe.net import Net, blobs_of, share, tie
@@ -123,12 +123,12 @@ class TrainedNet(nn.Module):
         _tie(train, test)
         calls = [*train.calls, *test.calls]
         share(calls, modules)
-        write_over(calls, modules)
+        set_inplace(calls, modules)
         self._calls: dict[str, list[Call]] = {
-            phase: forgetting(made[phase].calls, self._blobs[phase]) for phase in PHASES
+            phase: with_last_uses(made[phase].calls, self._blobs[phase]) for phase in PHASES
         }
 
-    def answering(self) -> PredictionPath:
+    def prediction_path(self) -> PredictionPath:
         calls = self._calls["TEST"]
         steps = _leading_to([call.step for call in calls], (self._mains["TEST"],))
         needed = {id(step) for step in steps}
@@ -149,7 +149,7 @@ class TrainedNet(nn.Module):
 
 
 def _wanted(
-    net: Message, parts: dict[str, Judged]
+    net: Message, parts: dict[str, NetParts]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """Return the output blobs of each phase, and its main one: the main loss's, else the first."""
     train, test = parts["TRAIN"], parts["TEST"]
@@ -176,7 +176,7 @@ def _wanted(
     return wanted, dict.fromkeys(PHASES, main)
 
 
-def _main(parts: Judged) -> str:
+def _main(parts: NetParts) -> str:
     made = {top for step in parts.network for top in step.tops}
     taken = parts.main_loss.bottoms if parts.main_loss is not None else ()
     return next((blob for blob in taken if blob in made), "")
@@ -191,7 +191,7 @@ def _leading_to(steps: Sequence[GraphStep], blobs: Iterable[str]) -> tuple[Graph
     return tuple(leading[::-1])
 
 
-def _check_not_overwritten(graph: Graph, parts: Judged) -> None:
+def _check_not_overwritten(graph: Graph, parts: NetParts) -> None:
     judges = {id(step) for step in parts.judges}
     taken: dict[str, GraphStep] = {}
     for step in graph.steps:
@@ -237,7 +237,7 @@ class Deployed(NamedTuple):
 
 def deployed(network: TrainedNet) -> Deployed:
     """Build the contents of both files. Raises CaffeError if a layer differs from its prototxt."""
-    answer = network.answering()
+    answer = network.prediction_path()
     fields = [Field("name", answer.name, 0)] if answer.name else []
     shape = Message([Field("dim", size, 0) for size in answer.shape])
     param = Field("input_param", Message([Field("shape", shape, 0)]), 0)

@@ -68,7 +68,7 @@ V0_TYPES = {
 V0_TRANSFORM = {"meanfile": "mean_file", "cropsize": "crop_size", **_same("scale", "mirror")}
 
 
-def in_v1(net: Message, layers: Sequence[Message]) -> list[Message]:
+def to_v1(net: Message, layers: Sequence[Message]) -> list[Message]:
     """Convert layers to the V1 form. Fields that a type lacks are kept, and reported as unread."""
     for layer in layers:
         if not layer.has("layer"):
@@ -163,7 +163,7 @@ DATA_PARAMS = {
 V1_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 
 
-def in_current(layers: Message) -> Message:
+def to_current(layers: Message) -> Message:
     """Convert a layer to current form. Keeps unknown types. Raises CaffeError on wrong values."""
     fields = [field for field in layers.fields if field.name not in (*PER_BLOB, "type")]
     kind = ""
@@ -252,9 +252,9 @@ def _layers(net: Message) -> tuple[list[Field], list[str]]:
     is_v0 = any(layer.has("layer") for layer in old)
     form = 'layers { layer { type: "conv" } }' if is_v0 else "layers { type: CONVOLUTION }"
     note = f'{form}, {len(old)} of them, read as layer {{ type: "Convolution" }}'
-    layers = in_v1(net, old) if is_v0 else old
+    layers = to_v1(net, old) if is_v0 else old
     others = [field for field in net.fields if field.name != "layers"]
-    upgraded = [Field("layer", in_current(layer), layer.line) for layer in layers]
+    upgraded = [Field("layer", to_current(layer), layer.line) for layer in layers]
     return others + upgraded, [_note(net, old[0].line, note)]
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 import firecaffe
-from firecaffe.api.answer import print_plainly
+from firecaffe.api.answer import replace_unencodable
 from firecaffe.cluster.handover import end_process, leave_report
 from firecaffe.errors import (
     FirecaffeError,
@@ -20,7 +20,7 @@ from firecaffe.errors import (
 )
 from firecaffe.faults import Fault
 from firecaffe.output import outputs_kept
-from firecaffe.resume_advice import command_typed
+from firecaffe.resume_advice import command_wording
 
 COMMANDS = {
     "plan": "forecast a training on a cluster: time, memory, cost, and what to change",
@@ -52,7 +52,7 @@ SHARED = {
 }
 """The file of each command that shares one; other commands have a file of their name."""
 
-GO_ON = {
+RUN_TO_END = {
     *("train", "replay", "verify", "tune", "compress", "demo"),
     *("bench", "check", "data", "pack", "predict", "export"),
 }
@@ -72,9 +72,9 @@ def main(argv: list[str] | None = None, loaded: Loaded = lambda: None) -> int:
     loaded: called when the command's module is loaded, and torch, if the command needs it.
     """
     argv = sys.argv[1:] if argv is None else argv
-    print_plainly()
-    goes_on = "RANK" in os.environ or not GO_ON.isdisjoint(argv[:1])
-    with outputs_kept(goes_on), command_typed():
+    replace_unencodable()
+    goes_on = "RANK" in os.environ or not RUN_TO_END.isdisjoint(argv[:1])
+    with outputs_kept(goes_on), command_wording():
         return _ended(argv, loaded)
 
 

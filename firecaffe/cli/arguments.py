@@ -29,7 +29,7 @@ NUMBER = re.compile(r"-(\d|\.\d|inf|nan)")
 
 
 @dataclass(frozen=True)
-class TypedWords:
+class CommandLine:
     positionals: list[str]
     options: list[str]
     words: list[str]
@@ -42,14 +42,14 @@ class TypedWords:
 
 def read_line(
     command: str, argv: list[str], options: Mapping[str, Action], words: Collection[str]
-) -> TypedWords:
+) -> CommandLine:
     """Split a command line into arguments and options.
 
     `options` maps every spelling to its option. `words` are a recipe's dotted fields, none if the
     command takes no recipe. Raises RecipeError for an unknown option, with the likely one, and for
     an empty value of an option of the command itself.
     """
-    line = TypedWords([], [], [])
+    line = CommandLine([], [], [])
     left = deque(argv)
     while left:
         token = left.popleft()
@@ -118,11 +118,11 @@ def _word_of(command: str, name: str, options: Mapping[str, Action], words: Coll
         return field
     if dot and words:
         raise RecipeError(
-            f"{field}: there is no such word in a recipe{setting_meant(field, words)}"
+            f"{field}: there is no such word in a recipe{suggest_setting(field, words)}"
         )
     shown = [option for option in options if option.startswith("--")]
     shown += [f"--{known}" for known in words]
-    raise RecipeError(f"{command} has no option {name}{setting_meant(name, shown)}")
+    raise RecipeError(f"{command} has no option {name}{suggest_setting(name, shown)}")
 
 
 ACCUMULATION = (
@@ -134,7 +134,7 @@ ACCUMULATION = (
 """Names for accumulation over micro-batches in Lightning, Hugging Face, Caffe and others."""
 
 
-OTHER_WORDS = {
+FOREIGN_NAMES = {
     "batch_size": "train.global_batch_size",
     "learning_rate": "solver.base_lr",
     "lr": "solver.base_lr",
@@ -146,10 +146,10 @@ OTHER_WORDS = {
 """Names of settings in PyTorch, Lightning and others, with ours."""
 
 
-def setting_meant(name: str, known: Iterable[str]) -> str:
+def suggest_setting(name: str, known: Iterable[str]) -> str:
     """Return `; did you mean …?`, longer forms of `name` first, or nothing if none is close."""
     known = list(known)
-    ours = OTHER_WORDS.get(_last_part(name))
+    ours = FOREIGN_NAMES.get(_last_part(name))
     if meant := [full for full in known if full.removeprefix("--") == ours]:
         return f"; did you mean {meant[0]}?"
     if _last_part(name) in ACCUMULATION:
@@ -168,7 +168,7 @@ def _last_part(name: str) -> str:
     return name.rpartition(".")[2].lstrip("-").replace("-", "_")
 
 
-NO_ARGUMENTS = ("help", "json", "recipe")
+NOT_ARGUMENTS = ("help", "json", "recipe")
 """Options that are no arguments of the command's function: about output, and the recipe's file."""
 
 
@@ -231,7 +231,7 @@ class Parser(ArgumentParser):
         self.add_class_arguments(Recipe)
         self._has_recipe = True
 
-    def read(self, argv: list[str]) -> TypedWords:
+    def read(self, argv: list[str]) -> CommandLine:
         """Split a command line. Raises RecipeError for an unknown option."""
         options = {name: action for action in self.own for name in action.option_strings}
         words = _recipe_fields() if self.takes_recipe else ()
@@ -255,12 +255,12 @@ class Parser(ArgumentParser):
         defaults = _recipe_fields() if self.takes_recipe else {}
         lists = {f"--{word}" for word, value in defaults.items() if isinstance(value, list)}
         return super().parse_args(
-            [_with_json(argument, lists) for argument in line.arguments], **more
+            [_toml_as_json(argument, lists) for argument in line.arguments], **more
         )
 
     def arguments(self, options: Namespace) -> dict[str, Any]:
         """Return the values of the command's own options: the arguments of its function."""
-        return {own.dest: options[own.dest] for own in self.own if own.dest not in NO_ARGUMENTS}
+        return {own.dest: options[own.dest] for own in self.own if own.dest not in NOT_ARGUMENTS}
 
     def parse_path(self, path: Any, **more: Any) -> Namespace:
         """Parse a recipe's file, in which a path may not be UTF-8."""
@@ -284,7 +284,7 @@ BARE = re.compile(r"\[\s*([^\s\[\]{}\"',=]+(?:\s*,\s*[^\s\[\]{}\"',=]+)*)\s*\]")
 """A list of names without quotes, which a shell may have removed."""
 
 
-def _with_json(argument: str, lists: Collection[str]) -> str:
+def _toml_as_json(argument: str, lists: Collection[str]) -> str:
     """Convert a TOML table or list to JSON: `[features.6]` alone would be the head of a table."""
     option, _, value = argument.partition("=")
     is_list = option in lists and value.startswith("[")
@@ -320,7 +320,9 @@ def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:
     unknown = re.match(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line)
     if unknown:
         field = f"{unknown[1]}.{unknown[2]}"
-        line = f"{field}: there is no such word in a recipe{setting_meant(field, _recipe_fields())}"
+        line = (
+            f"{field}: there is no such word in a recipe{suggest_setting(field, _recipe_fields())}"
+        )
     return line
 
 

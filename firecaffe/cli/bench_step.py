@@ -1,7 +1,7 @@
 """`firecaffe bench step`: time and memory of a step on this device, by micro-batch size."""
 
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.shared_options import NAME, add_cluster_file, network_words
+from firecaffe.cli.shared_options import NAME, add_cluster_file, add_network_options
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 
@@ -38,7 +38,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
     if not has_recipe:
         add = parser.add_group("instead of a recipe")
         add("--model", metavar="NAME", help=NAME)
-        network_words(add)
+        add_network_options(add)
     return parser
 
 

@@ -1,8 +1,8 @@
 """`firecaffe check`: checks a cluster, and measures what a plan needs to know about it."""
 
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.shared_options import NAME, network_words
-from firecaffe.cli.train import several_hosts
+from firecaffe.cli.shared_options import NAME, add_network_options
+from firecaffe.cli.train import add_host_options
 from firecaffe.recipe.sections import Recipe
 
 USAGE = (
@@ -42,11 +42,11 @@ def make_parser(has_recipe: bool = False) -> Parser:
         "--master-port", default=0, metavar="PORT", help="port at which ranks meet; 0: any free one"
     )
     add("--json", action="store_true", help="print JSON")
-    several_hosts(parser, "check")
+    add_host_options(parser, "check")
     if not has_recipe:
         add = parser.add_group("without a recipe")
         add("--model", metavar="NAME", help=NAME)
-        network_words(add)
+        add_network_options(add)
         add("--device", default="auto", help="auto, cpu or cuda")
     return parser
 

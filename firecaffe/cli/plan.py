@@ -2,7 +2,7 @@
 
 from firecaffe.api.answer import DEFAULT_CLUSTER
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.shared_options import NAME, network_words
+from firecaffe.cli.shared_options import NAME, add_network_options
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import shipped
 from firecaffe.planner.precision import PRECISIONS
@@ -140,7 +140,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
     if not has_recipe:
         add = parser.add_group("instead of a recipe")
         add("--model", metavar="NAME", help=NAME)
-        network_words(add)
+        add_network_options(add)
         add("--global-batch-size", type=int, metavar="N", help="batch of --model")
         add(
             "--micro-batch-size",

@@ -1,7 +1,7 @@
 """`firecaffe profile MODEL`: parameters, activations, FLOPs and traffic, layer by layer."""
 
 from firecaffe.cli.arguments import Parser
-from firecaffe.cli.shared_options import NAME, network_words
+from firecaffe.cli.shared_options import NAME, add_network_options
 
 NOTES = (
     "|W| is the bytes of the weights. D is the bytes of the inputs of convolutions and fully "
@@ -25,7 +25,7 @@ def make_parser() -> Parser:
     add = parser.add
     add("model", type=str, help=f"{NAME}; or a file of firecaffe compress")
     add("--batch-size", default=1, metavar="B", help="samples of the batch")
-    network_words(add)
+    add_network_options(add)
     add(
         "--parallel",
         action="store_true",

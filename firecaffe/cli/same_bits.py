@@ -33,7 +33,7 @@ VERIFY_NOTES = (
 )
 STEPS = "--steps says how long each training is"
 FOLDER = "each training has its own folder, which is removed"
-OF_TWINS = {"run.folder": FOLDER, "run.tensorboard": FOLDER, "run.digests": FOLDER}
+IGNORED_SETTINGS = {"run.folder": FOLDER, "run.tensorboard": FOLDER, "run.digests": FOLDER}
 """Fields without effect on trainings that are only compared, each with the reason."""
 
 
@@ -45,7 +45,7 @@ def make_parser_verify() -> Parser:
         "train its first steps again on one worker, from its log of events if it has one, and "
         "compare with what it has recorded.",
         takes_recipe=True,
-        instead={"train.steps": STEPS, "train.epochs": STEPS, **OF_TWINS},
+        instead={"train.steps": STEPS, "train.epochs": STEPS, **IGNORED_SETTINGS},
         notes=VERIFY_NOTES,
     )
     add = parser.add
@@ -133,7 +133,7 @@ def make_parser_demo() -> Parser:
         "Train a recipe on one worker and on one per core (2 to 4), and compare. "
         "Exit code 0 only if both end with the same weights.",
         takes_recipe=True,
-        instead=OF_TWINS,
+        instead=IGNORED_SETTINGS,
     )
 
 

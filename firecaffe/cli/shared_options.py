@@ -12,7 +12,7 @@ NAME = (
 )
 
 
-def network_words(add: Callable[..., Any]) -> None:
+def add_network_options(add: Callable[..., Any]) -> None:
     add(
         "--args",
         type=dict[str, Any],

@@ -26,7 +26,7 @@ from firecaffe.training.checks import preflight
 from firecaffe.training.plugins import check_with, load_plugins
 from firecaffe.training.records import say
 
-STARTING = ("--nproc-per-node", "--resume")
+START_OPTIONS = ("--nproc-per-node", "--resume")
 
 
 def start(argv: list[str]) -> int:
@@ -101,7 +101,7 @@ def _check_is_over(folder: Path) -> None:
 
 def _check_joins_alone(typed: Iterable[str]) -> None:
     """Raise RecipeError if --join comes with options that start a run."""
-    of_start = {*OF_OUR_LAUNCHER, *STARTING} - {"--secret-file"}
+    of_start = {*OF_OUR_LAUNCHER, *START_OPTIONS} - {"--secret-file"}
     others = {option.partition("=")[0] for option in typed} & of_start
     if others:
         raise RecipeError(

@@ -49,11 +49,11 @@ def make_parser() -> Parser:
         metavar="HOST:PORT",
         help="compute for a running run with a server, as one more worker",
     )
-    several_hosts(parser, "run")
+    add_host_options(parser, "run")
     return parser
 
 
-def several_hosts(parser: Parser, what: str) -> None:
+def add_host_options(parser: Parser, what: str) -> None:
     """Add torchrun's options for several hosts, which meet for `what`: a run or a check."""
     add = parser.add_group("several hosts")
     nodes = "number of hosts: N, or MIN:MAX" if what == "run" else "number of hosts"

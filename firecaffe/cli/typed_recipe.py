@@ -14,7 +14,7 @@ from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.idle_words import COUNTS_WITH, idle_words
+from firecaffe.recipe.idle_words import EFFECTIVE_IF, idle_words
 from firecaffe.recipe.recorded_recipe import RECIPE, read_sections
 from firecaffe.recipe.sections import Recipe, recipe_path
 
@@ -38,7 +38,7 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namesp
     recipe = check_recipe(written)
     _check_typed(parser, recipe, line.words)
     notes = [f"{note} of {path}"] if note else []
-    notes += _read_otherwise(recipe, set(line.words), sections, path)
+    notes += _formula_notes(recipe, set(line.words), sections, path)
     if LAUNCHED not in os.environ and os.environ.get("RANK", "0") == "0":
         for text in notes:
             print(f"note: {text}", file=sys.stderr)
@@ -80,14 +80,14 @@ def _with_length(recipe: Recipe, typed: set[str], in_file: set[str]) -> tuple[Re
     return recipe, ""
 
 
-READ_OTHERWISE = {
+FORMULA_CHOICES = {
     "solver.lr_policy": ("solver.gamma", "solver.power", "solver.stepsize"),
     "solver.type": ("solver.momentum", "solver.delta"),
 }
 """Fields that choose a formula, and the fields whose meaning depends on the choice."""
 
 
-def _read_otherwise(
+def _formula_notes(
     recipe: Recipe, typed: set[str], sections: Mapping[str, Mapping[str, Any]], path: Path
 ) -> list[str]:
     """Return notes on values in the file whose meaning a typed formula has changed."""
@@ -95,12 +95,12 @@ def _read_otherwise(
     in_file = {
         f"{name}.{word}": value for name in sections for word, value in sections[name].items()
     }
-    for word, others in READ_OTHERWISE.items():
+    for word, others in FORMULA_CHOICES.items():
         before = in_file.get(word, default[word])
         kept = [
             f"{other} {values[other]}"
             for other in others
-            if other in in_file.keys() - typed and COUNTS_WITH[other].holds(values)
+            if other in in_file.keys() - typed and EFFECTIVE_IF[other].holds(values)
         ]
         if word in typed and values[word] != before and kept:
             lines.append(

@@ -21,7 +21,7 @@ from firecaffe.training.coded import described, is_coded, with_nets
 
 
 @dataclass(frozen=True)
-class OfRun:
+class TypedRun:
     where: Path
     """The run's folder, a checkpoint in it, or a .fcz file."""
     recipe: CheckedRecipe
@@ -39,7 +39,7 @@ class OfRun:
 
 def parse_run(
     parser: Parser, argv: list[str], takes_files: bool = False, instead: str = ""
-) -> OfRun:
+) -> TypedRun:
     """Read `RUN|NET.fcz [FILE…] [--trust-code] [--section.word value …]`.
 
     `instead` is added to the reason why a setting has no effect, and names the command that takes
@@ -54,17 +54,17 @@ def parse_run(
         raise RecipeError(f"{parser.command} takes one run, found {given}; usage: {parser.usage}")
     where, *others = line.positionals
     if is_coded(Path(where)):
-        return _of_file(parser, Path(where), line.options, others, line.words)
+        return _parse_fcz(parser, Path(where), line.options, others, line.words)
     folder = folder_of(Path(where))
     recipe, options = parse_recipe(parser, [str(folder / RECIPE), *line.options])
     if not options.trust_code:
         recipe = untrusted(recipe, folder, line.words)
-    return OfRun(Path(where), recipe, options, others, line.words)
+    return TypedRun(Path(where), recipe, options, others, line.words)
 
 
-def _of_file(
+def _parse_fcz(
     parser: Parser, file: Path, options: list[str], others: list[str], words: Sequence[str]
-) -> OfRun:
+) -> TypedRun:
     own, _ = described(file, words)
     with TemporaryDirectory() as folder:
         path = Path(folder, RECIPE)
@@ -72,4 +72,4 @@ def _of_file(
         recipe, parsed = parse_recipe(parser, [str(path), *options])
     if not parsed.trust_code:
         recipe = untrusted(recipe, file, words)
-    return OfRun(file, recipe, parsed, others, words)
+    return TypedRun(file, recipe, parsed, others, words)

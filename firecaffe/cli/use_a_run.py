@@ -37,7 +37,7 @@ def main_evaluate(argv: list[str]) -> int:
     from firecaffe.api.evaluate_and_predict import evaluate
     from firecaffe.cli.arguments import check_launched, show
     from firecaffe.cli.typed_run import parse_run
-    from firecaffe.cluster.groups import who_am_i
+    from firecaffe.cluster.groups import rank_and_size
     from firecaffe.cluster.world import is_launched
 
     parser = make_parser_evaluate()
@@ -46,7 +46,7 @@ def main_evaluate(argv: list[str]) -> int:
     if is_launched():
         check_launched(parser, argv, options.nproc_per_node)
     answer = evaluate(typed.where, **parser.arguments(options), replace=typed.replaced)
-    if who_am_i()[0] == 0:
+    if rank_and_size()[0] == 0:
         show(answer, options.json)
     return 0
 

@@ -75,7 +75,7 @@ def is_here(host: str) -> bool:
     )
 
 
-def is_inward(name: str) -> bool:
+def is_loopback_only(name: str) -> bool:
     """Whether a host's name resolves only to its loopback (Debian: 127.0.1.1), or not at all."""
     return all(_is_loopback(address) for address in _addresses_of(name))
 
@@ -88,10 +88,10 @@ def is_one_host(name: str) -> bool:
         return name == "localhost"
 
 
-def check_outward(name: str, instead: str) -> None:
+def check_reachable(name: str, instead: str) -> None:
     """Check that others can reach this host if `name` is inward. Raises: LaunchError."""
     addresses = own_addresses(name)
-    if not is_inward(name) or is_one_host(name) or len({*map(interface_of, addresses)}) == 1:
+    if not is_loopback_only(name) or is_one_host(name) or len({*map(interface_of, addresses)}) == 1:
         return
     here = ", ".join(_addresses_of(name)) or "not known"
     raise LaunchError(

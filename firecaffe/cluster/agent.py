@@ -31,14 +31,14 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from firecaffe.cluster.addresses import join_place
-from firecaffe.cluster.calls import LAST_S, Aside, PatientRendezvous
+from firecaffe.cluster.calls import LAST_S, PatientRendezvous, SideThread
 from firecaffe.cluster.groups import ATTEMPT
-from firecaffe.cluster.hosts import PART_S, PATIENCE_S, SAY_EVERY_S, HostEnds
+from firecaffe.cluster.hosts import PART_S, PATIENCE_S, SAY_EVERY_S, ExitAgreement
 from firecaffe.cluster.joining import ATTEMPTS
-from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, SeenProcess, fault_in
+from firecaffe.cluster.lost_ranks import TOGETHER, LossReader, ProcessState, ReleasedRanks, fault_in
 from firecaffe.cluster.process_settings import SAME_S, heard
-from firecaffe.cluster.rank_process import NEEDED, RankProcess, wait_for_room
-from firecaffe.cluster.world import LASTING
+from firecaffe.cluster.rank_process import NEEDED, RankProcess, wait_for_descriptors
+from firecaffe.cluster.world import LAUNCHER_STORE
 from firecaffe.errors import LaunchError, PreemptedError
 from firecaffe.faults import ANOTHER, Fault
 
@@ -64,8 +64,8 @@ class Callbacks(Protocol):
     def on_restart(self, result: RunResult, number: int | None) -> None:
         """Report failures before restart `number`, from 1; None if a host leaves the run."""
 
-    def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
-        """Report that the run continues without a rank of this host; see `OnLoss`."""
+    def on_rank_lost(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
+        """Report that the run continues without a rank of this host; see `OnRankLost`."""
 
     def on_joined(self) -> None:
         """Report that a host waits to join, for which the ranks restart."""
@@ -85,7 +85,7 @@ class FaultAgent(SimpleElasticAgent):
         spec: WorkerSpec,
         reports: Path,
         callbacks: Callbacks,
-        aside: Aside,
+        aside: SideThread,
         *,
         is_elastic: bool,
     ) -> None:
@@ -97,8 +97,8 @@ class FaultAgent(SimpleElasticAgent):
         super().__init__(spec)
         self.reports, self.callbacks, self.aside = reports, callbacks, aside
         self.is_elastic = is_elastic
-        self._let_go: LetGo | None = None
-        self._ends: HostEnds | None = None
+        self._released: ReleasedRanks | None = None
+        self._ends: ExitAgreement | None = None
         self.ended_by_us: set[int] = set()
         """Global ranks that the agent has ended."""
         self._is_left = False
@@ -114,7 +114,7 @@ class FaultAgent(SimpleElasticAgent):
             result: RunResult = super().run(role)
             return result
         except SignalException:
-            needed = self._ranks.keys() - self.let_go
+            needed = self._ranks.keys() - self.released
             if not needed or self._running() or self.failures():
                 raise
             self._exit_barrier()
@@ -141,23 +141,23 @@ class FaultAgent(SimpleElasticAgent):
         store = worker_group.store
         assert store is not None  # after the rendezvous
         lasting = store.underlying_store
-        os.environ[LASTING] = join_place(lasting.inner.host, lasting.inner.port)
+        os.environ[LAUNCHER_STORE] = join_place(lasting.inner.host, lasting.inner.port)
         if worker_group.group_rank == 0:
             store.set("firecaffe/attempt", str(lasting.add(ATTEMPTS, 1) - 1))
         os.environ[ATTEMPT] = store.get("firecaffe/attempt").decode()
         rendezvous, attempt = worker_group.spec.rdzv_handler, int(os.environ[ATTEMPT])
         assert isinstance(rendezvous, PatientRendezvous)
         losses = LossReader(lasting, attempt)
-        self._let_go = LetGo(losses, self.aside, self.callbacks.on_loss, self._kill)
+        self._released = ReleasedRanks(losses, self.aside, self.callbacks.on_rank_lost, self._kill)
         here = worker_group.group_rank
-        self._ends = HostEnds(lasting, attempt, here, rendezvous.hosts_there)
+        self._ends = ExitAgreement(lasting, attempt, here, rendezvous.hosts_there)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ended_by_us.clear()
-        wait_for_room(NEEDED * (1 + len(worker_group.workers)))
+        wait_for_descriptors(NEEDED * (1 + len(worker_group.workers)))
         if threading.current_thread() is threading.main_thread():
             for number in heard(SIGNALS):
-                signal.signal(number, self._hear)
+                signal.signal(number, self._handle)
         self._ranks, self._is_starting = {}, True
         try:
             for worker in worker_group.workers:
@@ -202,7 +202,7 @@ class FaultAgent(SimpleElasticAgent):
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._shutdown()
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, _: FrameType | None) -> None:
         # As torch's handler does, but once for signals that count as one. A second exception would
         # interrupt torch's handling of the first, and the ranks would get SIGTERM.
         now, sent = time.monotonic(), signal.Signals(number)
@@ -215,13 +215,13 @@ class FaultAgent(SimpleElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._raise_noted()
-        wait_for_room()
+        wait_for_descriptors()
         seen = {rank: process.seen() for rank, process in self._ranks.items()}
-        if not self._let_lost_go(seen):
+        if not self._release_lost(seen):
             return RunResult(WorkerState.HEALTHY)
-        if len(self.let_go) == len(self._ranks):
+        if len(self.released) == len(self._ranks):
             return self._without_ranks()
-        needed = [state for rank, state in seen.items() if rank not in self.let_go]
+        needed = [state for rank, state in seen.items() if rank not in self.released]
         codes = {state.failure.exitcode for state in needed if state.failure is not None}
         if not codes and not all(state.has_ended for state in needed):
             return RunResult(WorkerState.HEALTHY)
@@ -260,10 +260,10 @@ class FaultAgent(SimpleElasticAgent):
             self.callbacks.on_joined()
         super()._restart_workers(worker_group)
 
-    def _let_lost_go(self, seen: dict[int, SeenProcess]) -> bool:
-        assert self._let_go is not None
-        left = {rank: state for rank, state in seen.items() if rank not in self.let_go}
-        return self._let_go.look(left)
+    def _release_lost(self, seen: dict[int, ProcessState]) -> bool:
+        assert self._released is not None
+        left = {rank: state for rank, state in seen.items() if rank not in self.released}
+        return self._released.look(left)
 
     def _without_ranks(self) -> RunResult:
         # A host that has dropped all its ranks ends with the host of rank 0.
@@ -283,16 +283,16 @@ class FaultAgent(SimpleElasticAgent):
         return self._result
 
     def _exit_barrier(self) -> None:
-        assert self._let_go is not None
+        assert self._released is not None
         assert self._ends is not None
-        self._let_go.tell_rest()
+        self._released.report_rest()
         self.callbacks.on_done()
         # Even if the store is gone, the ranks have succeeded.
         with suppress(TimeoutError, DistError, RuntimeError, RendezvousError):
             self.aside.run(self._ends.leave, MEETING_S)
 
     def part(self, holds_store: bool) -> None:
-        """Write this host's last message to the other launchers; see `HostEnds.part`."""
+        """Write this host's last message to the other launchers; see `ExitAgreement.part`."""
         ends = self._ends
         if ends is not None:
             # The run's result is known already, so a signal only ends the waiting.
@@ -308,13 +308,15 @@ class FaultAgent(SimpleElasticAgent):
         return dict(self._result.failures)
 
     @property
-    def let_go(self) -> set[int]:
+    def released(self) -> set[int]:
         """The ranks of this host that the run continues without."""
-        return set() if self._let_go is None else self._let_go.ranks
+        return set() if self._released is None else self._released.ranks
 
     def failures(self) -> dict[int, ProcessFailure]:
         """Return the failures of ended ranks by global rank, without dropped ranks."""
-        by_rank = {r: process.failure for r, process in self._ranks.items() if r not in self.let_go}
+        by_rank = {
+            r: process.failure for r, process in self._ranks.items() if r not in self.released
+        }
         return {rank: failure for rank, failure in by_rank.items() if failure is not None}
 
     def _end_ranks(self, number: signal.Signals | None, patience_s: float) -> None:

@@ -40,7 +40,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return memoryview(cast(Buffer, flat.view(torch.uint8).numpy()))
 
 
-LOOK_S = 0.1
+POLL_S = 0.1
 """Seconds between two checks, while waiting, for a rank that the watch has lost."""
 
 SIZE_BYTES = 8
@@ -69,7 +69,7 @@ def gather_bytes(world: Group, data: bytes) -> list[bytes]:
     return [row[:size] for row, size in zip(rows, sizes, strict=True)]
 
 
-def text_of_first(world: Group, text: str) -> str:
+def broadcast_text(world: Group, text: str) -> str:
     """Return rank 0's text on all ranks; the others' texts are ignored."""
     if world.group is None:
         return text
@@ -109,7 +109,7 @@ def finish(world: Group, start: Callable[..., Work | None]) -> None:
         work = start(async_op=True)
         while work is not None:
             try:
-                work.wait(timedelta(seconds=LOOK_S))
+                work.wait(timedelta(seconds=POLL_S))
                 return
             except RuntimeError:
                 if work.is_completed():
@@ -153,7 +153,7 @@ def agree(world: Group, facts: dict[str, str]) -> None:
             )
 
 
-def take_from_first(world: Group, tensors: Mapping[str, Tensor]) -> list[int]:
+def copy_from_first(world: Group, tensors: Mapping[str, Tensor]) -> list[int]:
     """Give all ranks rank 0's values, in place; return who differed. Raises: PeerLostError."""
     if world.group is None:
         return []

@@ -20,14 +20,14 @@ T = TypeVar("T")
 ANSWER_S = 1.0
 """Seconds to wait for an answer that the caller can do without."""
 
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds between checks for signals: one that comes just before a wait does not end the wait."""
 
 LAST_S = 5.0
 """Seconds for the last questions of a launch, once its ranks have ended."""
 
 
-class Aside:
+class SideThread:
     """A thread that runs calls one by one; one that never returns blocks those after it."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Aside:
             if (left_s := until_s - time.monotonic()) <= 0:
                 self._overdue = answer
                 raise TimeoutError(f"no answer in {patience_s:g} s")
-            wait([answer], min(left_s, LOOK_S))
+            wait([answer], min(left_s, POLL_S))
         return answer.result()
 
     def _serve(self) -> None:
@@ -83,7 +83,7 @@ def participants(met: DynamicRendezvousHandler) -> dict[Any, int]:
 class PatientRendezvous(RendezvousHandler):
     """A rendezvous whose store may be out of reach; running ranks are not ended for that."""
 
-    def __init__(self, inner: DynamicRendezvousHandler, aside: Aside) -> None:
+    def __init__(self, inner: DynamicRendezvousHandler, aside: SideThread) -> None:
         self.inner, self.aside = inner, aside
         self._asked: Future[int] | None = None  # a pending query for the hosts that wait
 
@@ -97,7 +97,7 @@ class PatientRendezvous(RendezvousHandler):
         return answer.result() if answer.exception() is None else 0  # the store is gone
 
     def hosts_there(self) -> set[int]:
-        """Return the numbers of hosts with a recent sign of life; call it by `Aside.run`."""
+        """Return the numbers of hosts with a recent sign of life; call it by `SideThread.run`."""
         self.inner.is_closed()  # asks the store for the state
         return set(participants(self.inner).values())
 
@@ -108,7 +108,7 @@ class PatientRendezvous(RendezvousHandler):
         except Exception:
             return False
 
-    # The next three are to be called by `Aside.run`.
+    # The next three are to be called by `SideThread.run`.
 
     def next_rendezvous(self) -> RendezvousInfo:
         return self.inner.next_rendezvous()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from firecaffe.cluster.handover import tell_uncaught
+from firecaffe.cluster.handover import report_uncaught
 from firecaffe.errors import RecipeError, file_error
 from firecaffe.value_checks import did_you_mean
 
@@ -20,12 +20,12 @@ class CallError(RecipeError, TypeError):
 
 
 def from_script(function: Callable[Given, Value]) -> Callable[Given, Value]:
-    """Make a function report wrong calls, and uncaught errors (`tell_uncaught`), in one line."""
+    """Make a function report wrong calls, and uncaught errors (`report_uncaught`), in one line."""
     signature = inspect.signature(function)
 
     @wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Value:
-        tell_uncaught()
+        report_uncaught()
         bind(function.__name__, signature, args, kwargs)
         try:
             return function(*args, **kwargs)

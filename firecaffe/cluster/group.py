@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from firecaffe.cluster.groups import backend_for, connected_when_used, destroy
-from firecaffe.cluster.process_settings import threads_stand_back
+from firecaffe.cluster.groups import backend_for, destroy, lazy_connections
+from firecaffe.cluster.process_settings import non_preempting_threads
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import WatchedPlace
+from firecaffe.cluster.watch_message import RankProgress
 
 
 class Traffic:
@@ -80,7 +80,7 @@ class Group:
     local_world_size: int = 1
     """The number of the group's ranks on this host; 1 if they are not consecutive in the group."""
     watch: Watch | None = None
-    place: WatchedPlace = field(default_factory=WatchedPlace)
+    place: RankProgress = field(default_factory=RankProgress)
     traffic: Traffic = field(default_factory=Traffic)
     """The count of gradient bytes that this rank has sent, in all its groups."""
     members: tuple[int, ...] = ()
@@ -148,7 +148,7 @@ def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
 
 def _new(part: Sequence[int], world: Group) -> ProcessGroup:
     assert world.group is not None
-    with connected_when_used(), threads_stand_back():
+    with lazy_connections(), non_preempting_threads():
         made: ProcessGroup = dist.new_group(
             list(part),
             backend=backend_for(world.device),

@@ -33,19 +33,19 @@ from torch.distributed.rendezvous import rendezvous
 from firecaffe.cluster.addresses import (
     LOOPBACK,
     check_known,
-    check_outward,
+    check_reachable,
     interface_of,
-    is_inward,
+    is_loopback_only,
     is_one_host,
     join_place,
     listen_at,
     listen_to_all,
     own_addresses,
 )
-from firecaffe.cluster.calls import LOOK_S
+from firecaffe.cluster.calls import POLL_S
 from firecaffe.cluster.handover import LAUNCHED, end_process, leave_report
-from firecaffe.cluster.launched_by import take_over
-from firecaffe.cluster.process_settings import threads_stand_back, variables_kept
+from firecaffe.cluster.launched_by import adopt_variables
+from firecaffe.cluster.process_settings import non_preempting_threads, variables_kept
 from firecaffe.cluster.secret import BACKLOG, hold_store
 from firecaffe.errors import LauncherLostError, LaunchError
 
@@ -55,7 +55,7 @@ ALL = "all"
 MOST_NAMED = 8
 
 
-def call_in(store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
+def register_rank(store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
     """Wait until all ranks have called in; the store is theirs only. Raises: LaunchError."""
     key, me = f"here/{rank}", _myself()
     if store.add(f"{key}/count", 1) == 1:
@@ -154,12 +154,12 @@ def keep_for_ever(*groups: ProcessGroup | None) -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def who_am_i() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     """Return (rank, world_size) of the world, else of the environment. Raises: LaunchError."""
     if dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    take_over()
-    rank, world_size = number_of("RANK", 0), number_of("WORLD_SIZE", 1)
+    adopt_variables()
+    rank, world_size = env_int("RANK", 0), env_int("WORLD_SIZE", 1)
     if not 0 <= rank < world_size:
         raise LaunchError(
             f"RANK is {rank}; with WORLD_SIZE={world_size} it must be 0..{world_size - 1}"
@@ -169,7 +169,7 @@ def who_am_i() -> tuple[int, int]:
 
 def check_alone(name: str) -> None:
     """Raise LaunchError if this is one of several ranks; the command `name` runs in one process."""
-    rank, world_size = who_am_i()
+    rank, world_size = rank_and_size()
     if world_size > 1:
         raise LaunchError(
             f"{name} computes in one process, and this one was started as rank {rank} of "
@@ -184,12 +184,12 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
     """
     timeout = timedelta(seconds=timeout_s)
     backend = backend_for(device)
-    rank, world_size = who_am_i()
+    rank, world_size = rank_and_size()
     makes_world = not dist.is_initialized()
     if makes_world:
-        with connected_when_used():
+        with lazy_connections():
             make_world(device, timeout_s)
-    with meeting(world_size), connected_when_used(), threads_stand_back():
+    with meeting(world_size), lazy_connections(), non_preempting_threads():
         main = dist.new_group(backend=backend, timeout=timeout)
         exchange = dist.new_group(backend=backend, timeout=timeout)
         if device.type == "cuda":
@@ -202,7 +202,7 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
 def make_world(device: torch.device, timeout_s: float) -> None:
     """Initialize torch.distributed with the environment's ranks, or one. Raises: LaunchError."""
     timeout = timedelta(seconds=timeout_s)
-    rank, world_size = who_am_i()
+    rank, world_size = rank_and_size()
     if world_size == 1:
         dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)
         return
@@ -212,7 +212,7 @@ def make_world(device: torch.device, timeout_s: float) -> None:
         place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         store = PrefixStore(name, _store(place, rank, world_size, timeout))
         if not is_numbered_by_agent():
-            call_in(PrefixStore("roll_call", store), rank, world_size, timeout)
+            register_rank(PrefixStore("roll_call", store), rank, world_size, timeout)
         dist.init_process_group(
             backend_for(device), store=store, rank=rank, world_size=world_size, timeout=timeout
         )
@@ -227,7 +227,7 @@ def _while_launcher_lives() -> Iterator[None]:
         return
 
     def watch() -> None:
-        while not is_over.wait(LOOK_S):
+        while not is_over.wait(POLL_S):
             if str(os.getppid()) != launcher:
                 leave_report("its launcher is gone before the ranks have met")
                 end_process(LauncherLostError.exit_code)
@@ -250,18 +250,18 @@ def choose_interface(world_size: int) -> None:
     # to other hosts. firecaffe's launcher sets the interface, too.
     if is_alone(world_size):
         os.environ[GLOO_INTERFACE] = interface_of(LOOPBACK)
-    elif is_inward(socket.gethostname()):
-        check_outward(rank_0, f"set {GLOO_INTERFACE} to the name of the interface to them")
+    elif is_loopback_only(socket.gethostname()):
+        check_reachable(rank_0, f"set {GLOO_INTERFACE} to the name of the interface to them")
         os.environ[GLOO_INTERFACE] = interface_of(own_addresses(rank_0)[0])
 
 
 def is_alone(world_size: int) -> bool:
-    is_counted = number_of("LOCAL_WORLD_SIZE", 1) == world_size
+    is_counted = env_int("LOCAL_WORLD_SIZE", 1) == world_size
     return is_counted or is_one_host(os.environ.get("MASTER_ADDR", ""))
 
 
 @contextmanager
-def connected_when_used() -> Iterator[None]:
+def lazy_connections() -> Iterator[None]:
     """Let Gloo groups made in the block connect ranks at first use; only under a watch."""
     # By default all ranks connect with each other at once, and Gloo has no time-out for that.
     with variables_kept(LAZILY):
@@ -315,10 +315,10 @@ def is_numbered_by_agent() -> bool:
 
 def attempt() -> int:
     """Return the number of this attempt, from a launcher that restarts ranks; else 0."""
-    return number_of(ATTEMPT, number_of("TORCHELASTIC_RESTART_COUNT", 0))
+    return env_int(ATTEMPT, env_int("TORCHELASTIC_RESTART_COUNT", 0))
 
 
-def number_of(name: str, default: int) -> int:
+def env_int(name: str, default: int) -> int:
     """Return an environment variable's whole number. Raises: LaunchError if it is none."""
     text = os.environ.get(name, str(default))
     try:

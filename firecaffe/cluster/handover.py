@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import Fault
-from firecaffe.files import new_aside
+from firecaffe.files import create_empty
 from firecaffe.output import harmless, kept_stderr
 
 LAUNCHED = "FIRECAFFE_LAUNCHED"
@@ -33,7 +33,7 @@ def leave_report(message: str, fault: Fault | None = None, traceback: str = "") 
         if fault is not None:
             extra["fault"] = fault.as_text()
         try:
-            aside = new_aside(Path(f"{report}.partial"))
+            aside = create_empty(Path(f"{report}.partial"))
             with open(aside, "w", encoding="utf-8") as file:
                 json.dump({"message": {"message": line, "extraInfo": extra}}, file)
             os.replace(aside, report)
@@ -45,7 +45,7 @@ def leave_report(message: str, fault: Fault | None = None, traceback: str = "") 
         print(f"firecaffe: {rank}{line}\n{traceback}", end="", file=kept_stderr(), flush=True)
 
 
-def tell_uncaught() -> None:
+def report_uncaught() -> None:
     """Let a firecaffe error that a script does not catch end it with one line and its exit code.
 
     At a Python prompt only the line is printed, because the session holds the user's data.

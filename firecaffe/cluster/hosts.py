@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 from firecaffe.cluster.addresses import (
     LOOPBACK,
     check_known,
-    check_outward,
+    check_reachable,
     is_here,
     is_one_host,
     listen_at,
@@ -98,7 +98,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
     return least, most
 
 
-def check_hosts_words(hosts: Hosts) -> None:
+def check_hosts_options(hosts: Hosts) -> None:
     """Check the hosts' options, port and names. Raises: RecipeError, LaunchError."""
     if hosts.is_one:
         if hosts.rdzv_endpoint or hosts.rdzv_id:
@@ -124,7 +124,7 @@ def check_hosts_words(hosts: Hosts) -> None:
     if not hosts.rdzv_id:
         raise RecipeError("--rdzv-id is missing; several hosts need one name for their run")
     check_known(host, f"--rdzv-endpoint {hosts.rdzv_endpoint}")
-    check_outward(host, "put the one that others reach into --rdzv-endpoint")
+    check_reachable(host, "put the one that others reach into --rdzv-endpoint")
 
 
 def check_memory(nproc_per_node: int, word: str = "--nproc-per-node") -> None:
@@ -185,10 +185,10 @@ TOGETHER_S = 300.0
 PART_S = 10.0
 """Seconds for which the launcher that holds the store waits for the others' last message."""
 
-LOOK_S = 0.1
+POLL_S = 0.1
 
 
-class HostEnds:
+class ExitAgreement:
     """The agreement of hosts on the end of an attempt. Every call asks the store."""
 
     def __init__(
@@ -213,7 +213,7 @@ class HostEnds:
             if all(self.is_done(host) for host in there):
                 self._ended_with = there - {self._here}
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def part(self, holds_store: bool) -> None:
         """Write this host's last message; if it holds the store, wait for those of the others."""
@@ -222,7 +222,7 @@ class HostEnds:
         while holds_store and time.monotonic() < until:
             if all(self._store.check([self._parting(host)]) for host in self._ended_with):
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _key(self, host: int) -> str:
         return f"firecaffe/done/{self._attempt}/{host}"

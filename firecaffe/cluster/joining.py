@@ -21,7 +21,7 @@ from torch.distributed import DistError
 
 from firecaffe.cluster.addresses import split_place
 from firecaffe.cluster.links import Listener, call, listen
-from firecaffe.cluster.secret import SECRET, SignedStore, StrangerError, accept, signed
+from firecaffe.cluster.secret import SECRET, SignatureError, SignedStore, accept, signed
 from firecaffe.errors import LaunchError, RecipeError
 
 ATTEMPTS = "firecaffe/attempts"
@@ -34,13 +34,13 @@ COME_S = 10.0
 
 
 @dataclass(frozen=True)
-class Comer:
+class JoinRequest:
     number: int
     host: str
     facts: dict[str, Any]
 
 
-class Door:
+class JoinServer:
     """Rank 0's side of joining."""
 
     def __init__(self, store: Store, attempt: int, *, one_host: bool) -> None:
@@ -52,7 +52,7 @@ class Door:
         """Accept workers from now on, and give them these facts."""
         self._store.set(door_key(self._attempt), json.dumps(facts))
 
-    def next(self) -> Comer | None:
+    def next(self) -> JoinRequest | None:
         """Return the next worker that asks to join, or None. Raises: LaunchError if malformed."""
         key = f"firecaffe/comer/{self._attempt}/{self._count}"
         if not self._store.check([key]):
@@ -61,13 +61,13 @@ class Door:
         said = self._store.get(key)
         try:
             facts = json.loads(said)
-            return Comer(self._count - 1, facts["host"], facts)
+            return JoinRequest(self._count - 1, facts["host"], facts)
         except (ValueError, KeyError, TypeError) as error:
             raise LaunchError(
                 f"somebody asked to come with {said[:80]!r}; a worker says its host in JSON"
             ) from error
 
-    def let_in(self, comer: Comer, rank: int, hosts: list[str]) -> socket.socket:
+    def admit(self, comer: JoinRequest, rank: int, hosts: list[str]) -> socket.socket:
         """Give a worker its rank and accept its call. Raises: LaunchError if it does not call."""
         with listen(self._one_host) as listener:
             described = Listener.of(listener, self._one_host)
@@ -75,7 +75,7 @@ class Door:
             self._store.set(place_key(self._attempt, comer.number), json.dumps(said))
             return accept(listener, described.key, {rank}, time.monotonic() + COME_S)[rank]
 
-    def store_of(self, comer: Comer) -> Store:
+    def store_of(self, comer: JoinRequest) -> Store:
         """Return the store of rank 0 and this worker only."""
         return own_store(self._store, self._attempt, comer.number)
 
@@ -96,7 +96,7 @@ class JoinedPlace:
     """The store of rank 0 and this worker only."""
 
 
-class Comes:
+class JoinClient:
     """The joining worker's side."""
 
     def __init__(self, place: str, timeout_s: float) -> None:
@@ -114,7 +114,7 @@ class Comes:
             self._attempt = self._store.add(ATTEMPTS, 0) - 1
             key = door_key(self._attempt)
             said = self._store.get(key) if self._store.check([key]) else b""
-        except StrangerError as error:
+        except SignatureError as error:
             raise LaunchError(f"--join {place}: {error}") from error
         except (DistError, RuntimeError, OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
@@ -143,7 +143,7 @@ class Comes:
             answer = place_key(self._attempt, number)
             self._store.wait([answer], self._timeout)
             said = json.loads(self._store.get(answer))
-        except StrangerError as error:
+        except SignatureError as error:
             raise LaunchError(f"--join {self._where}: {error}") from error
         except (DistError, RuntimeError) as error:
             raise LaunchError(

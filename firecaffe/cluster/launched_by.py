@@ -75,7 +75,7 @@ LAUNCHERS = (
 WORDS = "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 
 
-def take_over(environment: MutableMapping[str, str] = os.environ) -> None:
+def adopt_variables(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set torchrun's variables from the launcher's. Raises: LaunchError if some are unknown."""
     environment.update(words_of(environment))
 
@@ -111,7 +111,7 @@ def words_of(environment: Mapping[str, str]) -> dict[str, str]:
         ) from error
 
 
-def check_both_said(environment: Mapping[str, str] = os.environ) -> None:
+def check_rank_and_size(environment: Mapping[str, str] = os.environ) -> None:
     """Check that RANK and WORLD_SIZE are set together. Raises: LaunchError."""
     # With only one of the two, the process would train alone.
     rank, world_size = environment.get("RANK"), environment.get("WORLD_SIZE")

@@ -21,28 +21,28 @@ from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from firecaffe.cluster.addresses import LOOPBACK, interface_of, own_addresses
 from firecaffe.cluster.agent import SIGNALS, FaultAgent
-from firecaffe.cluster.calls import LAST_S, Aside, PatientRendezvous, participants
+from firecaffe.cluster.calls import LAST_S, PatientRendezvous, SideThread, participants
 from firecaffe.cluster.groups import ATTEMPT, GLOO_INTERFACE
 from firecaffe.cluster.handover import LAUNCHED, hand
 from firecaffe.cluster.hosts import (
     MEETING_ERRORS,
     PATIENCE_S,
     Hosts,
-    check_hosts_words,
+    check_hosts_options,
     check_memory,
     meet_launchers,
     say,
 )
 from firecaffe.cluster.lost_ranks import fault_in
 from firecaffe.cluster.process_settings import (
-    alone_in_process,
+    exclusive_in_process,
     handlers_kept,
-    kills_for_memory,
+    oom_kill_count,
     variables_kept,
 )
-from firecaffe.cluster.rank_process import room_kept, wait_for_room
-from firecaffe.cluster.secret import SECRET, StrangerError, secret_of
-from firecaffe.cluster.world import FOLDER, LASTING, own_folder_key
+from firecaffe.cluster.rank_process import descriptors_kept, wait_for_descriptors
+from firecaffe.cluster.secret import SECRET, SignatureError, secret_of
+from firecaffe.cluster.world import FOLDER, LAUNCHER_STORE, own_folder_key
 from firecaffe.errors import (
     CheckpointError,
     FirecaffeError,
@@ -94,19 +94,19 @@ def launch(
     Raises: RecipeError or LaunchError if the ranks cannot start or meet; RankFailedError for the
     rank that failed first; PreemptedError if all have stopped as they were asked to.
     """
-    check_hosts_words(hosts)
+    check_hosts_options(hosts)
     check_memory(hosts.nproc_per_node)
     share_with_ranks()
     secret = secret_of(hosts.secret_file, hosts.is_one)
     address = LOOPBACK if hosts.is_one else own_addresses(hosts.endpoint[0])[0]
     with (
-        alone_in_process("launch"),  # variables and loggers are the process's
+        exclusive_in_process("launch"),  # variables and loggers are the process's
         private_folder("firecaffe-ranks-") as folder,
         _environment(_variables_of_ranks(hosts, address, secret) | hand(for_ranks, folder)),
         _silent(MEETING_LOGGER),
         handlers_kept(SIGNALS) as heard,  # the agent sets its own handlers, and leaves them set
         generators_kept(),  # the agent draws random waiting times
-        Aside() as aside,
+        SideThread() as aside,
     ):
         for number in heard:  # the wait for other hosts may be long; Ctrl-C raises anyway
             if number != signal.SIGINT:
@@ -133,7 +133,7 @@ def _variables_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, 
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    with variables_kept(*variables, ATTEMPT, LASTING):  # the agent sets these two
+    with variables_kept(*variables, ATTEMPT, LAUNCHER_STORE):  # the agent sets these two
         os.environ.update(variables)
         yield
 
@@ -161,11 +161,11 @@ class _Launch:
         folder: Path,
         advice: str,
         settle: Settle,
-        aside: Aside,
+        aside: SideThread,
     ) -> None:
         self.hosts, self.max_restarts, self.address = hosts, max_restarts, address
         self.advice, self.settle, self.aside = advice, settle, aside
-        self.killed_before = kills_for_memory()
+        self.killed_before = oom_kill_count()
         try:
             self.met, self.holds_store = meet_launchers(hosts, address, secret)
         except (*MEETING_ERRORS, ValueError) as error:
@@ -189,7 +189,7 @@ class _Launch:
         self.has_patience, self.has_asked = True, False
 
     def run(self) -> list[Path]:
-        with room_kept(self.met.store.port) if self.holds_store else nullcontext():
+        with descriptors_kept(self.met.store.port) if self.holds_store else nullcontext():
             try:
                 return self._run()
             except SignalException as error:  # also a signal while the end is reported
@@ -197,7 +197,7 @@ class _Launch:
                     self.handler.shutdown()
                 raise self._asked(error) from error
             finally:
-                wait_for_room()  # later code opens files, too
+                wait_for_descriptors()  # later code opens files, too
 
     def _run(self) -> list[Path]:
         try:
@@ -217,8 +217,8 @@ class _Launch:
         return self.folders
 
     def _not_started(self, error: Exception) -> LaunchError:
-        stranger = error if isinstance(error, StrangerError) else error.__cause__
-        if isinstance(stranger, StrangerError):
+        stranger = error if isinstance(error, SignatureError) else error.__cause__
+        if isinstance(stranger, SignatureError):
             return LaunchError(str(stranger))
         where = "" if self.hosts.is_one else f", meeting at {self.hosts.rdzv_endpoint}"
         if isinstance(error, RendezvousTimeoutError) and not self.hosts.is_one:
@@ -240,7 +240,7 @@ class _Launch:
         error = self._told(result.failures, then, goes_on=True)
         say(f"{error}; {then}\n{error.traceback}".rstrip())
 
-    def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
+    def on_rank_lost(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
         reported, traceback = fault, ""
         if failure is not None:  # the rank's own report is better than rank 0's
             reported = self._fault(rank, failure) or _other(
@@ -249,7 +249,7 @@ class _Launch:
             reported = replace(reported, step=reported.step if fault is None else fault.step)
             traceback = _own_traceback(failure)
         assert reported is not None
-        self.killed_before = kills_for_memory()
+        self.killed_before = oom_kill_count()
         reported = self._settled(reported, GOES_ON)
         say(f"{reported.event}; {GOES_ON}\n{traceback}".rstrip())
 
@@ -299,7 +299,7 @@ class _Launch:
             was_ended = rank in self.agent.ended_by_us and (is_of_other or not has_told)
             return was_ended, is_of_other, _time_s(failures[rank])
 
-        self.killed_before = kills_for_memory()
+        self.killed_before = oom_kill_count()
         rank = min(failures, key=when)
         fault, failure = faults[rank], failures[rank]
         if failure.exitcode == PreemptedError.exit_code:
@@ -319,7 +319,7 @@ class _Launch:
             detail = f"ended with code {failure.exitcode}"
             return Fault("exception", rank, host, 0, "its launcher", detail)
         name = signal.Signals(-failure.exitcode).name
-        if name == "SIGKILL" and kills_for_memory() > self.killed_before:
+        if name == "SIGKILL" and oom_kill_count() > self.killed_before:
             detail = "the kernel killed it for its memory"
             return Fault("out_of_memory", rank, host, 0, "its launcher", detail)
         return Fault("killed", rank, host, 0, "its launcher", name)

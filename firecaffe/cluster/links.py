@@ -34,13 +34,13 @@ from firecaffe.cluster.addresses import (
     listen_to_all,
     own_addresses,
 )
-from firecaffe.cluster.pulse import end_turn, take_turn
+from firecaffe.cluster.pulse import try_lock, unlock
 from firecaffe.cluster.secret import BACKLOG, accept, own_secret, prove, signed
 from firecaffe.cluster.watch_message import (
     MOST_BYTES,
     PULSE,
+    RankProgress,
     Standing,
-    WatchedPlace,
     WatchMessage,
     take_messages,
 )
@@ -263,9 +263,9 @@ class Neighbour:
     """A linked rank and its socket. Several threads may send at once; one receives."""
 
     socket: socket.socket
-    heard_s: float
+    last_seen_s: float
     """The time of the last bytes from this rank, by time.monotonic()."""
-    place: WatchedPlace = field(default_factory=WatchedPlace)
+    place: RankProgress = field(default_factory=RankProgress)
     furthest_behind: Standing | None = None
     """The rank furthest behind on its side of the tree; None if its link is not in the tree."""
     has_left: bool = False
@@ -295,7 +295,7 @@ class Neighbour:
 
     def flush(self) -> None:
         with self._lock:
-            if not self._unsent or not take_turn(self.socket.fileno()):
+            if not self._unsent or not try_lock(self.socket.fileno()):
                 return
             try:
                 del self._unsent[: self.socket.send(self._unsent)]
@@ -304,7 +304,7 @@ class Neighbour:
             except OSError:  # it is gone
                 self._unsent.clear()
             if not self._unsent:
-                end_turn(self.socket.fileno())
+                unlock(self.socket.fileno())
 
     def flush_until(self, end_s: float) -> None:
         """Wait until all is sent, but not beyond `end_s`, by time.monotonic()."""
@@ -328,7 +328,7 @@ class Neighbour:
             data = b""
         if not data:
             return None
-        self.heard_s = now
+        self.last_seen_s = now
         self._received += data
         return [message for message in take_messages(self._received) if message.kind != PULSE]
 

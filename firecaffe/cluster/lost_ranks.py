@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from firecaffe.cluster.calls import Aside, Calls
+from firecaffe.cluster.calls import Calls, SideThread
 from firecaffe.errors import DivergedError, LauncherLostError, NotFiniteError, PreemptedError
 from firecaffe.faults import ANOTHER, Fault
 
@@ -27,7 +27,7 @@ TELL_S = 5.0
 """Seconds to wait at the end for a store that does not answer."""
 
 
-class LossTeller:
+class LossReporter:
     """Rank 0's reports of losses, written in a thread, because the store may be out of reach."""
 
     def __init__(self, store: Store | None, attempt: int) -> None:
@@ -102,12 +102,12 @@ TOGETHER = {
 }
 """Exit codes with which all ranks stop together: none has to be ended or restarted."""
 
-OnLoss = Callable[[int, Fault | None, ProcessFailure | None], object]
+OnRankLost = Callable[[int, Fault | None, ProcessFailure | None], object]
 """A function (rank, rank 0's fault for it or None, how it ended by itself or None)."""
 
 
 @dataclass(frozen=True)
-class SeenProcess:
+class ProcessState:
     """The state of one of this host's processes, as its launcher sees it."""
 
     has_ended: bool
@@ -116,20 +116,29 @@ class SeenProcess:
     """How it ended, if not with code 0."""
 
 
-class LetGo:
+class ReleasedRanks:
     """The ranks of this host that the run continues without, in one attempt."""
 
     def __init__(
-        self, losses: LossReader, aside: Aside, on_loss: OnLoss, kill: Callable[[int], object]
+        self,
+        losses: LossReader,
+        aside: SideThread,
+        on_rank_lost: OnRankLost,
+        kill: Callable[[int], object],
     ) -> None:
-        """Call `on_loss` once for each such rank; `kill` kills a rank."""
-        self._losses, self._aside, self._on_loss, self._kill = losses, aside, on_loss, kill
+        """Call `on_rank_lost` once for each such rank; `kill` kills a rank."""
+        self._losses, self._aside, self._on_rank_lost, self._kill = (
+            losses,
+            aside,
+            on_rank_lost,
+            kill,
+        )
         self.ranks: set[int] = set()
         self._heard_s = time.monotonic()
         # The failures of ranks that were let go before rank 0 has reported them.
         self._waiting: dict[int, ProcessFailure | None] = {}
 
-    def look(self, seen: Mapping[int, SeenProcess]) -> bool:
+    def look(self, seen: Mapping[int, ProcessState]) -> bool:
         """Check the remaining ranks; return whether it is known which ended ones were needed."""
         failed = {r: state.failure for r, state in seen.items() if state.failure is not None}
         self_ended = {rank for rank, failure in failed.items() if is_own_end(rank, failure)}
@@ -147,10 +156,10 @@ class LetGo:
         self._heard_s = time.monotonic()
         self.ranks |= self._waiting.keys()
         for rank in self._losses.given_up.keys() & {*seen, *self._waiting}:
-            self._let(rank, seen.get(rank))
+            self._release(rank, seen.get(rank))
         return True
 
-    def _let(self, rank: int, seen: SeenProcess | None) -> None:
+    def _release(self, rank: int, seen: ProcessState | None) -> None:
         fault, since_s = self._losses.given_up[rank]
         if seen is not None and not seen.has_ended:
             if not seen.is_stopped and time.monotonic() - since_s < LAST_WORD_S:
@@ -158,12 +167,12 @@ class LetGo:
             self._kill(rank)  # it cannot come back
         self.ranks.add(rank)
         failure = self._waiting.pop(rank, None if seen is None else seen.failure)
-        self._on_loss(rank, fault, failure)
+        self._on_rank_lost(rank, fault, failure)
 
-    def tell_rest(self) -> None:
+    def report_rest(self) -> None:
         """Report the ranks that rank 0 has not reported until its end."""
         for rank in list(self._waiting):
-            self._on_loss(rank, None, self._waiting.pop(rank))
+            self._on_rank_lost(rank, None, self._waiting.pop(rank))
 
 
 def is_own_end(rank: int, failure: ProcessFailure) -> bool:

@@ -82,7 +82,7 @@ _TURN = threading.RLock()
 
 
 @contextmanager
-def alone_in_process(what: str) -> Iterator[None]:
+def exclusive_in_process(what: str) -> Iterator[None]:
     """Let one thread at a time into blocks that change what all threads share.
 
     That thread may enter again: a metric or a plug-in may evaluate within a training. what: the
@@ -101,7 +101,7 @@ def alone_in_process(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def threads_stand_back() -> Iterator[None]:
+def non_preempting_threads() -> Iterator[None]:
     """Let threads that this one starts in the block, such as Gloo's, preempt no other thread.
 
     They still share the cores with threads that compute. Gloo's thread spins on a lock. If it has
@@ -150,7 +150,7 @@ def _glibc(name: str) -> Any:
         return None
 
 
-def kills_for_memory() -> int:
+def oom_kill_count() -> int:
     """Return how many processes this host's kernel has killed for lack of memory."""
     try:
         fields = Path("/proc/vmstat").read_text(encoding="utf-8").split()

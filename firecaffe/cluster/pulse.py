@@ -32,7 +32,7 @@ def is_stopped(process: int) -> bool:
         return file.read().rpartition(")")[2].split()[0] == "T"
 
 
-def take_turn(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
     """Take the turn to write to a socket, unless another process has it."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -43,7 +43,7 @@ def take_turn(descriptor: int) -> bool:
     return True
 
 
-def end_turn(descriptor: int) -> None:
+def unlock(descriptor: int) -> None:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_UN)
     except (OSError, ValueError):
@@ -52,7 +52,7 @@ def end_turn(descriptor: int) -> None:
 
 def write(descriptor: int, left: bytes, message: bytes) -> bytes:
     """Write the rest of the last message, if any, else `message`; return the bytes not sent."""
-    if not take_turn(descriptor):
+    if not try_lock(descriptor):
         return left
     unsent = left or message
     try:
@@ -60,7 +60,7 @@ def write(descriptor: int, left: bytes, message: bytes) -> bytes:
     except OSError:  # it is gone, or has not read for long
         unsent = left
     if not unsent:
-        end_turn(descriptor)
+        unlock(descriptor)
     return unsent
 
 

@@ -25,10 +25,10 @@ import psutil
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster.handover import REPORT
-from firecaffe.cluster.lost_ranks import SeenProcess
+from firecaffe.cluster.lost_ranks import ProcessState
 from firecaffe.cluster.secret import PROVE_S
 
-LOOK_S = 1.0
+POLL_S = 1.0
 CROWDED_S = 0.05
 """Seconds between two checks, and for a caller's first bytes, if few descriptors are left."""
 
@@ -48,7 +48,7 @@ BYTES_RECEIVED = struct.Struct("=128xQ")
 
 
 @contextmanager
-def room_kept(port: int) -> Iterator[None]:
+def descriptors_kept(port: int) -> Iterator[None]:
     """Shut down silent connections to this process's store at `port`; allow more descriptors."""
     soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
@@ -66,7 +66,7 @@ def room_kept(port: int) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def wait_for_room(count: int = NEEDED) -> None:
+def wait_for_descriptors(count: int = NEEDED) -> None:
     """Wait until `count` more descriptors can be opened, for at most `PATIENCE_S` seconds."""
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
@@ -85,14 +85,14 @@ def wait_for_room(count: int = NEEDED) -> None:
 
 def _keep(port: int, is_over: threading.Event) -> None:
     silent_since: dict[tuple[int, str], float] = {}
-    wait_s = LOOK_S
+    wait_s = POLL_S
     spare = _spare()  # a reserve for the copy in `_cut_off`
     while not is_over.wait(wait_s):
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         limit = MOST if limit == resource.RLIM_INFINITY else limit
         descriptors = _descriptors(limit)
-        wait_s = CROWDED_S if limit - len(descriptors) < LEFT else LOOK_S
-        patience_s = PROVE_S if wait_s == LOOK_S else CROWDED_S
+        wait_s = CROWDED_S if limit - len(descriptors) < LEFT else POLL_S
+        patience_s = PROVE_S if wait_s == POLL_S else CROWDED_S
         now, before, silent_since = time.monotonic(), silent_since, {}
         for descriptor in descriptors:
             caller = _silent_caller(descriptor, port)
@@ -179,7 +179,7 @@ class RankProcess:
         """Whether it was stopped, and reacts to no signal but SIGKILL."""
         if self.has_ended:
             return False
-        wait_for_room(1)
+        wait_for_descriptors(1)
         with suppress(psutil.NoSuchProcess):
             return psutil.Process(self.process.pid).status() == psutil.STATUS_STOPPED
         return False
@@ -192,10 +192,10 @@ class RankProcess:
             return None
         return ProcessFailure(self.local_rank, self.process.pid, code, str(self.report))
 
-    def seen(self) -> SeenProcess:
+    def seen(self) -> ProcessState:
         """Return the process's state; if it ends during the call, it still counts as running."""
         has_ended = self.has_ended
-        return SeenProcess(has_ended, self.is_stopped, self.failure if has_ended else None)
+        return ProcessState(has_ended, self.is_stopped, self.failure if has_ended else None)
 
     def send(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

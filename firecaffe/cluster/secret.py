@@ -93,7 +93,7 @@ def _checked(text: str, word: str) -> bytes:
 MAC_BYTES = 32
 
 
-class StrangerError(LaunchError, RuntimeError):
+class SignatureError(LaunchError, RuntimeError):
     """A stored value is not signed with the secret. A RuntimeError, as torch raises for stores."""
 
 
@@ -157,7 +157,7 @@ class SignedStore(Store):
     def _read(self, key: str, signed: bytes) -> bytes:
         mac, content = signed[:MAC_BYTES], signed[MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(key, content)):
-            raise StrangerError(
+            raise SignatureError(
                 f"the run's store has a value of somebody with another secret, or none ({key}); "
                 f"all of a run need the same (--secret-file, {SECRET})"
             )
@@ -205,7 +205,7 @@ MOST_UNPROVED = 256
 LEAST_S = 1.0
 """Seconds that each caller has in any case, even if there are more than MOST_UNPROVED."""
 
-LOOK_S = 0.1
+POLL_S = 0.1
 
 
 def prove(peer: socket.socket, key: bytes, rank: int, deadline: float) -> None:
@@ -271,10 +271,10 @@ class _Callers:
         if len(self._there) < MOST_UNPROVED:
             poll.register(self._listener, select.POLLIN)
         proved = []
-        for descriptor, _ in poll.poll(1000 * max(0.0, min(LOOK_S, deadline - now))):
+        for descriptor, _ in poll.poll(1000 * max(0.0, min(POLL_S, deadline - now))):
             if descriptor == self._listener.fileno():
                 self._welcome()
-            elif (said := self._hear(descriptor)) is not None:
+            elif (said := self._handle(descriptor)) is not None:
                 proved.append(said)
         return proved
 
@@ -298,7 +298,7 @@ class _Callers:
             if self._there:
                 self._drop_oldest()
             else:
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             return
         peer.setblocking(False)
         caller = _Caller(peer)
@@ -309,7 +309,7 @@ class _Callers:
         else:
             self._there[peer.fileno()] = caller
 
-    def _hear(self, descriptor: int) -> tuple[int, socket.socket] | None:
+    def _handle(self, descriptor: int) -> tuple[int, socket.socket] | None:
         caller = self._there[descriptor]
         try:
             part = caller.peer.recv(CALL_BYTES - len(caller.said))

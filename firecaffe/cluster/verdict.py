@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from firecaffe.cluster.links import Neighbour
-from firecaffe.cluster.watch_message import Standing, WatchedPlace
+from firecaffe.cluster.watch_message import RankProgress, Standing
 from firecaffe.faults import Fault
 
 BEATS = 4
@@ -21,7 +21,7 @@ class LossJudge:
     hosts: Sequence[str]
     """The name of each rank's host, by rank."""
     silent_s: float
-    place: WatchedPlace
+    place: RankProgress
     neighbours: Mapping[int, Neighbour]
 
     @property
@@ -33,7 +33,7 @@ class LossJudge:
         gone_s = {r: n.gone_s for r, n in self.neighbours.items() if n.gone_s is not None}
         if gone_s and now - min(gone_s.values()) > SETTLE_S:
             return self.say("gone", min(gone_s), f"rank {self.rank}: its connection closed")
-        silent_s = {r: now - n.heard_s for r, n in self.neighbours.items() if not n.has_left}
+        silent_s = {r: now - n.last_seen_s for r, n in self.neighbours.items() if not n.has_left}
         # If this rank's own link is cut, all others fall silent within one beat, so wait for that.
         if max(silent_s.values(), default=0.0) > self.silent_s + 1.5 * self.beat_s:
             return self._silent([r for r, taken_s in silent_s.items() if taken_s > self.silent_s])
@@ -45,7 +45,9 @@ class LossJudge:
             rank: neighbour for rank, neighbour in self.neighbours.items() if not neighbour.has_left
         }
         silent = [
-            rank for rank, neighbour in here.items() if now - neighbour.heard_s > 1.5 * self.beat_s
+            rank
+            for rank, neighbour in here.items()
+            if now - neighbour.last_seen_s > 1.5 * self.beat_s
         ]
         if silent:
             return self._silent(silent)
@@ -82,7 +84,7 @@ class LossJudge:
         if len(elsewhere) > 1 and 2 * len(cut_hosts) > len(elsewhere):
             how = f"itself: {len(cut_hosts)} of {len(elsewhere)} other hosts do not answer"
             return self.say("unreachable", self.rank, how)
-        taken_s = time.monotonic() - min(linked[rank].heard_s for rank in silent)
+        taken_s = time.monotonic() - min(linked[rank].last_seen_s for rank in silent)
         how = f"rank {self.rank}: silent for {taken_s:.0f} s"
         if cut:
             return self.say("unreachable", min(cut), f"{how}, and its host does not answer")

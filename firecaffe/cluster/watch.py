@@ -28,7 +28,7 @@ from firecaffe.cluster.watch_message import (
     FAULT,
     GOODBYE,
     PARTING,
-    WatchedPlace,
+    RankProgress,
     WatchMessage,
     pack,
 )
@@ -93,7 +93,7 @@ class Watch:
         hosts: Sequence[str],
         sockets: Mapping[int, socket.socket],
         silent_s: float,
-        place: WatchedPlace,
+        place: RankProgress,
         timeout_s: float = float("inf"),
         shape: Shape = links_of,
     ) -> None:
@@ -101,7 +101,7 @@ class Watch:
         self.rank, self.place, self.timeout_s = rank, place, timeout_s
         self.hosts = list(hosts)
         self._tell: Tell = lambda *_: None
-        self._on_loss: Callable[[Fault], object] | None = None
+        self._on_rank_lost: Callable[[Fault], object] | None = None
         self._losses: dict[int, Fault] = {}
         self._calls: Calls | None = None
         now = time.monotonic()
@@ -113,8 +113,8 @@ class Watch:
         self._in_tree = {links.parent, *links.children} - {None}
         self._fault: Fault | None = None
         self._known = threading.Event()
-        self._is_taken = self._is_told = False
-        self._has_one_left = self._is_one_gone = False
+        self._is_decided = self._fault_sent = False
+        self._saw_goodbye = self._is_one_gone = False
         self._round_trips = RoundTrips()
         self._lock = threading.Lock()
         self._end_s = float("inf")
@@ -139,7 +139,7 @@ class Watch:
         """The faults of the ranks that this one continues without."""
         return dict(self._losses)
 
-    def when_lost(self, tell: Tell) -> None:
+    def on_verdict(self, tell: Tell) -> None:
         """Call `tell` in another thread, with the final verdict and with each tolerated loss."""
         self._tell = tell
 
@@ -158,9 +158,9 @@ class Watch:
         with self._lock:
             if self._calls is None:
                 self._calls = Calls("losses")
-            self._on_loss = call
+            self._on_rank_lost = call
 
-    def welcome(self, host: str, to_it: socket.socket) -> None:
+    def add_rank(self, host: str, to_it: socket.socket) -> None:
         """Watch over one more rank, after all others, by a socket to it."""
         rank, is_there = len(self.hosts), threading.Event()
         self.hosts.append(host)
@@ -184,25 +184,25 @@ class Watch:
     def verdict(self, timed_out: bool) -> Fault | None:
         """Return the verdict after a group's failure, if any; a time-out need not mean a loss."""
         beat_s, silent_s = self._judge.beat_s, self._judge.silent_s
-        if not self._known.wait(2 * SETTLE_S) and self._on_loss is None:
+        if not self._known.wait(2 * SETTLE_S) and self._on_rank_lost is None:
             behind = self._judge.behind(time.monotonic()) if timed_out else None
             if behind is not None:
                 self._decide(behind)
                 self._known.wait()
             # If a rank has said goodbye in mid-training, no verdict will follow.
-            elif not self._has_one_left:
+            elif not self._saw_goodbye:
                 self._known.wait(2 * beat_s if timed_out else silent_s + beat_s)
         return self._fault
 
     def tell(self, fault: Fault) -> None:
         """Send this rank's own fault to all; it leaves, and ignores later faults of others."""
         with self._lock:
-            self._is_taken = self._is_told = True
+            self._is_decided = self._fault_sent = True
         self._send_to_all(FAULT, fault.as_text().encode())
 
     def close(self) -> None:
         """Say goodbye, if no fault was sent, and end the thread."""
-        if not self._is_told:
+        if not self._fault_sent:
             self._send_to_all(GOODBYE)
         self._closing = True
         with suppress(OSError):
@@ -230,11 +230,11 @@ class Watch:
                     self._read(key.data, now)
                 else:
                     self._wake_end.recv(1)
-                    self._let_in(now)
+                    self._admit(now)
             if now - looked_s > self._judge.silent_s / 2:
                 # This process has been asleep, so it cannot judge which rank was silent.
                 for neighbour in self._neighbours.values():
-                    neighbour.heard_s = now
+                    neighbour.last_seen_s = now
             looked_s = now
             if now >= next_look_s:
                 self._beat()
@@ -259,7 +259,7 @@ class Watch:
             if fault is not None:
                 self._decide(fault)
 
-    def _let_in(self, now: float) -> None:
+    def _admit(self, now: float) -> None:
         # Runs in the watch's own thread, because that thread iterates over all neighbours.
         while not self._comers.empty():
             rank, to_it, is_there = self._comers.get()
@@ -269,7 +269,7 @@ class Watch:
             is_there.set()
 
     def _waits_too_long(self, now: float) -> bool:
-        if self._on_loss is not None:
+        if self._on_rank_lost is not None:
             return False  # a server waits for no worker
         # While Gloo connects two ranks, it has no time-out (its issue 520). Otherwise the group's
         # own time-out comes first, as it should: its error names the operation.
@@ -286,10 +286,10 @@ class Watch:
                 self._is_one_gone = True
             return
         for message in messages:
-            self._hear(rank, of, message)
+            self._handle(rank, of, message)
 
-    def _hear(self, rank: int, of: Neighbour, message: WatchMessage) -> None:
-        of.place = WatchedPlace(message.step, message.waits)
+    def _handle(self, rank: int, of: Neighbour, message: WatchMessage) -> None:
+        of.place = RankProgress(message.step, message.waits)
         if message.kind == BEAT:
             of.furthest_behind = message.furthest_behind
             of.note_beat(message.clock_ns)
@@ -301,12 +301,12 @@ class Watch:
             with suppress(ValueError):
                 fault = Fault.parse(message.text.decode(errors="replace"))
                 # If losses are tolerated, only the rank itself reports its fault.
-                of.has_left |= self._on_loss is None or fault.rank == rank
+                of.has_left |= self._on_rank_lost is None or fault.rank == rank
                 self._take(fault, message.text)
         elif message.kind in (GOODBYE, PARTING):
             of.has_left |= message.kind == GOODBYE
-            if not self._has_one_left and self._on_loss is None:
-                self._has_one_left = True
+            if not self._saw_goodbye and self._on_rank_lost is None:
+                self._saw_goodbye = True
                 self._send_to_all(PARTING)
 
     def _decide(self, fault: Fault) -> None:
@@ -315,16 +315,16 @@ class Watch:
     def _take(self, fault: Fault, text: bytes) -> None:
         # The first verdict counts.
         with self._lock:
-            if self._is_taken:
+            if self._is_decided:
                 return
-            goes_on = self._on_loss is not None and fault.rank != self.rank
-            self._is_taken = not goes_on
+            goes_on = self._on_rank_lost is not None and fault.rank != self.rank
+            self._is_decided = not goes_on
         if goes_on:
             self._lose(fault, text)
             return
         # Pass the verdict on before this rank may act on it and leave.
         self._send_to_all(FAULT, text)
-        self._is_told, self._fault = True, fault
+        self._fault_sent, self._fault = True, fault
         self._end_s = time.monotonic() + GRACE_S
         self._known.set()
         # `tell` writes to a disk, which may have stalled.
@@ -332,7 +332,7 @@ class Watch:
         self._writer.start()
 
     def _lose(self, fault: Fault, text: bytes) -> None:
-        of, call, calls = self._neighbours.get(fault.rank), self._on_loss, self._calls
+        of, call, calls = self._neighbours.get(fault.rank), self._on_rank_lost, self._calls
         assert call is not None
         assert calls is not None
         if of is None or fault.rank in self._losses:

@@ -24,7 +24,7 @@ NOBODY = (1 << 32) - 1
 
 
 @dataclass
-class WatchedPlace:
+class RankProgress:
     step: int = 0
     """The step under way, counted from 1; the training updates it."""
     waits: bool = False
@@ -56,7 +56,7 @@ class WatchMessage(NamedTuple):
 
 def pack(
     kind: int,
-    place: WatchedPlace,
+    place: RankProgress,
     furthest_behind: Standing | None = None,
     clock_ns: int = 0,
     echo_ns: int = 0,

@@ -28,22 +28,22 @@ from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import (
     GLOO_INTERFACE,
     attempt,
+    env_int,
     is_alone,
     meet,
     meeting,
-    number_of,
-    who_am_i,
+    rank_and_size,
     without_source,
 )
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.hosts import say
-from firecaffe.cluster.launched_by import check_both_said, take_over
+from firecaffe.cluster.launched_by import adopt_variables, check_rank_and_size
 from firecaffe.cluster.links import Shape, connect_ranks, links_of
 from firecaffe.cluster.process_settings import keep_freed_memory, variables_kept
 from firecaffe.cluster.secret import signed
 from firecaffe.cluster.verdict import beat_s
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import PULSE, WatchedPlace, pack
+from firecaffe.cluster.watch_message import PULSE, RankProgress, pack
 from firecaffe.errors import LaunchError, PeerLostError, memory_full
 
 TIMEOUT_S = 300.0
@@ -61,7 +61,7 @@ def own_folder_key(key: str, host: str, launcher: str) -> str:
     return f"{key}/{host}/{launcher}"
 
 
-LASTING = "FIRECAFFE_STORE"
+LAUNCHER_STORE = "FIRECAFFE_STORE"
 """Environment variable: HOST:PORT of the store in which our launcher's agents meet."""
 
 
@@ -83,8 +83,8 @@ def is_launched(nnodes: str = "1") -> bool:
     With several hosts (`nnodes`), mpirun or srun has started each host's launcher instead.
     """
     if nnodes == "1":
-        take_over()
-        check_both_said()
+        adopt_variables()
+        check_rank_and_size()
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -111,13 +111,13 @@ def join(
 @contextmanager
 def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Iterator[World]:
     keep_freed_memory()
-    rank, world_size = who_am_i()
-    local_rank = number_of("LOCAL_RANK", 0)
+    rank, world_size = rank_and_size()
+    local_rank = env_int("LOCAL_RANK", 0)
     chosen = _device(device, local_rank, world_size)
     if world_size == 1:
-        yield World(rank, world_size, chosen, store=lasting_store(), attempt=attempt())
+        yield World(rank, world_size, chosen, store=launcher_store(), attempt=attempt())
         return
-    local_world_size = number_of("LOCAL_WORLD_SIZE", 1)
+    local_world_size = env_int("LOCAL_WORLD_SIZE", 1)
     if rank == 0 and LAUNCHED not in os.environ and not is_alone(world_size):
         _say_what_is_trusted()
     if next(_WORLDS):
@@ -125,7 +125,7 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
         # They keep connections open on which other ranks of that training still wait.
         gc.collect()
     groups = meet(chosen, timeout_s)
-    place, watch = WatchedPlace(), None
+    place, watch = RankProgress(), None
     try:
         with meeting(world_size):
             one_host = local_world_size == world_size
@@ -133,7 +133,7 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
                 groups.store, rank, world_size, timeout_s, one_host=one_host, shape=shape
             )
         watch = Watch(rank, hosts, sockets, silent_s, place, timeout_s, shape)
-        with closing(watch), pulse_beside(sockets.values(), silent_s):
+        with closing(watch), run_pulse(sockets.values(), silent_s):
             yield World(
                 rank,
                 world_size,
@@ -144,7 +144,7 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
                 local_world_size,
                 watch,
                 place,
-                store=lasting_store(),
+                store=launcher_store(),
                 attempt=attempt(),
             )
     finally:
@@ -154,13 +154,13 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
 
 
 @contextmanager
-def pulse_beside(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[None]:
+def run_pulse(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[None]:
     """Run `cluster.pulse` as a process for a `with` block. Raises: LaunchError."""
     if not sys.platform.startswith("linux"):  # others do not say whether a process is stopped
         yield
         return
     numbers = [peer.fileno() for peer in sockets]
-    arguments = [os.getpid(), beat_s(silent_s), pack(PULSE, WatchedPlace()).hex(), *numbers]
+    arguments = [os.getpid(), beat_s(silent_s), pack(PULSE, RankProgress()).hex(), *numbers]
     try:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", pulse.__file__, *map(str, arguments)],
@@ -182,11 +182,11 @@ def pulse_beside(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[
 
 
 @contextmanager
-def peers_may_be_lost(world: Group, beside_own_code: bool = False) -> Iterator[None]:
+def peers_may_be_lost(world: Group, runs_user_code: bool = False) -> Iterator[None]:
     """Turn a process group's errors in the block into PeerLostError, about the lost rank if known.
 
     The block holds only a group's calls: other errors would be reported as a lost rank. If it also
-    runs a user's communication hook (`beside_own_code`), only errors whose text shows a group
+    runs a user's communication hook (`runs_user_code`), only errors whose text shows a group
     count.
     """
     try:
@@ -194,7 +194,7 @@ def peers_may_be_lost(world: Group, beside_own_code: bool = False) -> Iterator[N
     except torch.AcceleratorError:
         raise
     except (RuntimeError, PeerLostError) as error:  # Gloo's errors have no class of their own
-        if beside_own_code and not _is_of_group(error):
+        if runs_user_code and not _is_of_group(error):
             raise
         if isinstance(error, PeerLostError) and error.fault is not None:
             raise  # named already
@@ -228,17 +228,17 @@ def _is_of_group(error: Exception) -> bool:
     return isinstance(error, (DistError, PeerLostError)) or of_gloo is not None
 
 
-def lasting_place() -> str | None:
+def launcher_place() -> str | None:
     """Return HOST:PORT of the launcher's or agent's store, which outlives the ranks, if any."""
-    place = os.environ.get(LASTING)
+    place = os.environ.get(LAUNCHER_STORE)
     if place is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         place = join_place(os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", ""))
     return place
 
 
-def lasting_store() -> Store | None:
-    """Connect to the store of `lasting_place`, if there is one. Raises: LaunchError."""
-    place = lasting_place()
+def launcher_store() -> Store | None:
+    """Connect to the store of `launcher_place`, if there is one. Raises: LaunchError."""
+    place = launcher_place()
     if place is None:
         return None
     try:

@@ -211,7 +211,7 @@ def with_each_row(mask: Tensor, weights: Tensor, row: tuple[int, ...]) -> Tensor
     return mask | (is_empty & (sizes == sizes.amax(row, keepdim=True)))
 
 
-def with_hold(scores: Tensor, mask: Tensor) -> Tensor:
+def with_hysteresis(scores: Tensor, mask: Tensor) -> Tensor:
     """Multiply kept weights' scores by RETURN / HOLD, so that close weights do not alternate."""
     return torch.where(mask, scores * (RETURN / HOLD), scores)
 
@@ -224,7 +224,7 @@ def above(weights: Tensor, threshold: float) -> Tensor:
     return weights.abs() > threshold
 
 
-def above_with_hold(weights: Tensor, threshold: float, mask: Tensor) -> Tensor:
+def hysteresis_mask(weights: Tensor, threshold: float, mask: Tensor) -> Tensor:
     """Return the mask above a threshold if weights may return (Guo et al., equation 3)."""
     size = weights.abs()
     return (size > RETURN * threshold) | (mask & (size > HOLD * threshold))

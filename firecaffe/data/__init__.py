@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from firecaffe.data.batches import Batches as Batches
     from firecaffe.data.batches import eval_batches as eval_batches
-    from firecaffe.data.batches import given_layout as given_layout
-    from firecaffe.data.chosen_samples import drawing_of as drawing_of
+    from firecaffe.data.batches import network_layout as network_layout
+    from firecaffe.data.chosen_samples import weighted_draws as weighted_draws
     from firecaffe.data.config import DataConfig as DataConfig
     from firecaffe.data.dataset import Batch as Batch
     from firecaffe.data.dataset import Dataset as Dataset
@@ -44,10 +44,10 @@ _PLACES = {
     "current_key": "hash",
     "data_home": "sources",
     "divide": "datasets",
-    "drawing_of": "chosen_samples",
+    "weighted_draws": "chosen_samples",
     "eval_batches": "batches",
     "from_torch": "torch_set",
-    "given_layout": "batches",
+    "network_layout": "batches",
     "is_images": "dataset",
     "num_classes": "dataset",
     "num_samples": "dataset",

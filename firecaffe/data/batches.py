@@ -125,7 +125,7 @@ def _plain(
 FETCH = {"caffe": _caffe, "inception": _inception, "none": _plain}
 
 
-def to_test(dataset: Images, config: DataConfig) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def test_fetcher(dataset: Images, config: DataConfig) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Return the function that fetches test images: the center of each, at the training's scale."""
     if config.augment == "inception" and isinstance(dataset, DecodedSet):
         side, shorter = config.crop, config.resize
@@ -143,7 +143,7 @@ def cut_for_test(images_BCHW: Tensor, dataset: Images, config: DataConfig) -> Te
 
 T = TypeVar("T")
 
-AHEAD_BYTES = 256_000_000
+PREFETCH_BYTES = 256_000_000
 """Memory limit of the batches fetched ahead."""
 
 FEWEST, MOST = 2, 32
@@ -182,7 +182,7 @@ def ahead(
     if not fetchers:
         yield from (call() for call in calls)
         return
-    depth = max(min(MOST, max(FEWEST, AHEAD_BYTES // max(1, batch_bytes))), fetchers)
+    depth = max(min(MOST, max(FEWEST, PREFETCH_BYTES // max(1, batch_bytes))), fetchers)
     left = iter(calls)
     with ThreadPoolExecutor(fetchers, thread_name_prefix="fetch") as pool:
         waiting: deque[Future[T]] = deque(pool.submit(call) for call in islice(left, depth))
@@ -195,7 +195,7 @@ def ahead(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def given_layout(dataset: Dataset, config: DataConfig) -> Layout:
+def network_layout(dataset: Dataset, config: DataConfig) -> Layout:
     """Return the layout that the network receives. Raises RecipeError if settings do not fit."""
     if is_images(dataset):
         shape = output_shape(dataset, config)
@@ -214,7 +214,7 @@ class Batches:
 
     @cached_property
     def layout(self) -> Layout:
-        return given_layout(self.dataset, self.config)
+        return network_layout(self.dataset, self.config)
 
     def train_batch(self, step: int, leaf: int) -> Batch:
         """Return inputs and targets on the device; at an epoch's end fewer samples, perhaps none.
@@ -281,7 +281,7 @@ class TrainBatches(Protocol):
 
 
 @dataclass
-class BatchesAhead:
+class PrefetchedBatches:
     """Prefetched batches of `leaves`, in this order, of each step from `first_step` on."""
 
     batches: Batches
@@ -362,7 +362,7 @@ def eval_batches(
     Batch b is samples [b batch_size, (b + 1) batch_size) of the data set, for rank b mod
     world_size. So each sample counts once, and sums by batch number do not depend on world_size.
     """
-    fetch: Fetch = to_test(dataset, config) if is_images(dataset) else dataset.batch
+    fetch: Fetch = test_fetcher(dataset, config) if is_images(dataset) else dataset.batch
     numbers = range(rank, -(-len(dataset) // batch_size), world_size)
 
     def fetched(number: int) -> Batch:

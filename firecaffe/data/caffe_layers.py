@@ -35,7 +35,7 @@ REFUSED = {
 }
 """Data layers whose data are in no file, and why they are refused."""
 
-OF_A_PROGRAM = ("DummyData", "Input", "MemoryData")
+INPUT_LAYERS = ("DummyData", "Input", "MemoryData")
 """Refused layers that only declare an input: the network loses nothing without them."""
 
 CONVERT = (

@@ -28,7 +28,7 @@ Pixels = Bytes | NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class CaffePlaces:
+class CaffePaths:
     """Lookup of files that a prototxt names. `net` is the prototxt, `home` `data.path` or empty."""
 
     net: str
@@ -287,7 +287,7 @@ class ListedImages:
         self,
         path: Path,
         root_folder: str,
-        places: CaffePlaces,
+        places: CaffePaths,
         new_HW: tuple[int, int] | None,
         color: str,
     ) -> None:

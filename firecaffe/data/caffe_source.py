@@ -24,7 +24,7 @@ from firecaffe.data.caffe_records import (
     COLOR,
     GRAY,
     NATIVE,
-    CaffePlaces,
+    CaffePaths,
     ImageRecords,
     ListedImages,
     LmdbRecords,
@@ -146,7 +146,7 @@ def _understood(messages: Sequence[Message]) -> list[DataLayer]:
 
 def is_there(layer: DataLayer, home: str = "") -> bool:
     """Whether the layer's source exists in one of its places; `home` is `data.path`."""
-    return any(map(exists, CaffePlaces(layer.layer.where, home).of(layer.source)))
+    return any(map(exists, CaffePaths(layer.layer.where, home).of(layer.source)))
 
 
 def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSet:
@@ -166,7 +166,7 @@ def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSe
 
 
 def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
-    places = CaffePlaces(layer.layer.where, config.path)
+    places = CaffePaths(layer.layer.where, config.path)
     at = f"{layer.layer.where}:{layer.layer.line}"
     if layer.backend != "LMDB":
         raise DataError(f"{at}: {CONVERT}")
@@ -186,13 +186,13 @@ def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
 def _transformer(layer: DataLayer, phase: str, config: DataConfig) -> Transformer:
     mean_CHW = None
     if layer.transform.mean_file:
-        places = CaffePlaces(layer.layer.where, config.path)
+        places = CaffePaths(layer.layer.where, config.path)
         at = f"{layer.layer.where}:{layer.layer.line}: mean_file"
         mean_CHW = binary.read_mean(places.find(at, layer.transform.mean_file))
     return Transformer(layer.transform, phase_of(layer.layer, phase) == TRAIN, mean_CHW)
 
 
-def reader_of_files(config: DataConfig, channels: int) -> Callable[[bytes], Tensor]:
+def image_reader(config: DataConfig, channels: int) -> Callable[[bytes], Tensor]:
     """Return a function from the bytes of an image file to the test input, float32 of C x H x W.
 
     `channels` is that of the network's input: it chooses gray or color if the data layer does not.

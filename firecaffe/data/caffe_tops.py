@@ -20,7 +20,7 @@ from torch import Tensor
 
 from firecaffe.data.caffe_layers import Transformer
 from firecaffe.data.caffe_records import ImageRecords, Pixels, Record
-from firecaffe.data.decode import PARTS_OF_THREAD, decode_threads
+from firecaffe.data.decode import PARTS_PER_THREAD, decode_threads
 from firecaffe.data.packed import HELD_BYTES
 from firecaffe.errors import DataError
 from firecaffe.files import open_regular
@@ -64,7 +64,7 @@ class ImageTops(Tops):
         first = self.records.read(samples[0])
         images_BCHW = torch.empty(len(samples), *self._shape(first, samples[0]))
         labels_B = torch.empty(len(samples), dtype=torch.int64)
-        length = max(1, len(samples) // (PARTS_OF_THREAD * self.threads))
+        length = max(1, len(samples) // (PARTS_PER_THREAD * self.threads))
 
         def some(places: range) -> None:
             for place in places:

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from firecaffe.data.batches import fetchers_of
 from firecaffe.data.dataset import (
-    OF_ITSELF,
+    SET_FACTS,
     Batch,
     Dataset,
     Layout,
     TensorDataset,
     ask,
+    copy_facts,
     layout_of,
     num_classes,
-    take_facts,
 )
 from firecaffe.data.decode import DecodedSet, Encoded
 from firecaffe.data.hash import Stream, hash64
@@ -60,20 +60,20 @@ def _some(dataset: Dataset, samples_N: Tensor) -> Dataset:
         )
     if isinstance(dataset, DecodedSet):
         _, side, _ = dataset.sample_CHW
-        source = SomeEncoded(dataset.source, samples_N)
+        source = EncodedSubset(dataset.source, samples_N)
         return DecodedSet(source, side, dataset.threads, dataset.on_error, dataset.exif)
     if isinstance(dataset, RawPart):
-        return RawPart(SomeEncoded(dataset.part, samples_N), dataset.sample_CHW)
-    return SomeOfDataset(dataset, samples_N)
+        return RawPart(EncodedSubset(dataset.part, samples_N), dataset.sample_CHW)
+    return DatasetSubset(dataset, samples_N)
 
 
-class SomeOfDataset:
+class DatasetSubset:
     """Some samples of a user's data set, renumbered. Their keys keep the original numbers."""
 
     def __init__(self, dataset: Dataset, samples_N: Tensor) -> None:
         self.dataset = dataset
         self.samples_N = samples_N
-        take_facts(self, dataset, OF_ITSELF)
+        copy_facts(self, dataset, SET_FACTS)
 
     @property
     def layout(self) -> Layout:
@@ -93,7 +93,7 @@ class SomeOfDataset:
         return ask(self.dataset, self.samples_N[indices_B], seed, epoch)
 
 
-class SomeEncoded:
+class EncodedSubset:
     shard_counts: tuple[int, ...] = ()
 
     def __init__(self, source: Encoded, samples_N: Tensor) -> None:
@@ -121,7 +121,7 @@ BALANCES = (NONE, CLASSES, OWN)
 SUM_BITS = 52
 
 
-def drawing_of(dataset: Dataset, balance: str) -> WeightedDraws | None:
+def weighted_draws(dataset: Dataset, balance: str) -> WeightedDraws | None:
     """Return how the samples of an epoch are drawn, or None if each is used once.
 
     Raises RecipeError if the data set states no classes or weights, DataError for invalid ones.
@@ -143,7 +143,7 @@ def whole(weights_N: Tensor) -> Tensor:
 
 
 def _own_weights(dataset: Dataset) -> Tensor:
-    if isinstance(dataset, SomeOfDataset):
+    if isinstance(dataset, DatasetSubset):
         return _own_weights(dataset.dataset)[dataset.samples_N]
     given = getattr(dataset, "sample_weights", None)
     if given is None:
@@ -176,7 +176,7 @@ def _class_weights(dataset: Dataset) -> Tensor:
 
 def labels_of(dataset: Dataset) -> Tensor | None:
     """Return each sample's class, int64 of (N,), or None. Raises DataError if they are invalid."""
-    if isinstance(dataset, SomeOfDataset):
+    if isinstance(dataset, DatasetSubset):
         of_all = labels_of(dataset.dataset)
         return None if of_all is None else of_all[dataset.samples_N]
     if isinstance(dataset, DecodedSet):

@@ -47,7 +47,7 @@ class Layout:
         return cls(inputs, targets)
 
     def __str__(self) -> str:
-        return f"{tree_words(self.inputs)} with targets {tree_words(self.targets)}"
+        return f"{tree_text(self.inputs)} with targets {tree_text(self.targets)}"
 
     @property
     def channels(self) -> int | None:
@@ -60,7 +60,7 @@ class Layout:
         leaves = tree_leaves((self.inputs, self.targets))
         return sum(prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
-    def made_up(self, count: int, device: torch.device | str = "cpu") -> Batch:
+    def dummy_batch(self, count: int, device: torch.device | str = "cpu") -> Batch:
         """Make a batch for timing: random floats; integers are 0, which is valid as a class."""
         return map_batch(
             lambda tensor: tensor.normal_() if tensor.is_floating_point() else tensor,
@@ -114,11 +114,11 @@ def named_leaves(batch: Batch) -> list[tuple[str, Any]]:
     ]
 
 
-def tree_words(tree: Any) -> str:
+def tree_text(tree: Any) -> str:
     if isinstance(tree, Mapping):
-        return f"{{{', '.join(f'{key}: {tree_words(branch)}' for key, branch in tree.items())}}}"
+        return f"{{{', '.join(f'{key}: {tree_text(branch)}' for key, branch in tree.items())}}}"
     if isinstance(tree, tuple | list):
-        return f"({', '.join(map(tree_words, tree))})" if tree else "none"
+        return f"({', '.join(map(tree_text, tree))})" if tree else "none"
     return str(tree)
 
 
@@ -179,8 +179,8 @@ def num_classes(dataset: Dataset) -> int | None:
     return count
 
 
-OF_ITSELF = ("sample_CHW", "num_classes", "class_names", "transform_words")
-OF_SAMPLES = ("targets", "sample_weights")
+SET_FACTS = ("sample_CHW", "num_classes", "class_names", "transform_words")
+SAMPLE_FACTS = ("targets", "sample_weights")
 """Optional members that describe a data set, and those that describe each sample."""
 
 
@@ -192,7 +192,7 @@ def fact_of(dataset: Any, name: str) -> Any:
         raise failed(f"{name} of {type(dataset).__name__}", error) from error
 
 
-def take_facts(to: Any, dataset: Dataset, names: Sequence[str]) -> None:
+def copy_facts(to: Any, dataset: Dataset, names: Sequence[str]) -> None:
     for name in names:
         fact = fact_of(dataset, name)
         if fact is not None:

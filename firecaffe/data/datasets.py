@@ -12,12 +12,12 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from firecaffe.data import sources
-from firecaffe.data.batches import given_layout
+from firecaffe.data.batches import network_layout
 from firecaffe.data.caffe_source import open_caffe, open_caffe_test
 from firecaffe.data.chosen_samples import hold_out
 from firecaffe.data.config import IMAGE_WORDS, DataConfig
 from firecaffe.data.dataset import Dataset, is_images, layout_of, num_classes
-from firecaffe.data.own_data import check_own, take_turns
+from firecaffe.data.own_data import check_own, share_limits
 from firecaffe.data.sources import Data, DataParts, TestPart, check_words
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.user_code import CAFFE, call, find, is_caffe, is_reference, shown, without_folder
@@ -121,7 +121,7 @@ def open_test(config: DataConfig) -> Data:
     if part is None:
         return open_data(config)
     test, notes = part
-    layout = given_layout(test, config)
+    layout = network_layout(test, config)
     if is_images(test):
         about = f"images, {num_classes(test)} classes, {_by(test.sample_CHW)}"
     else:
@@ -136,7 +136,7 @@ def divide(parts: DataParts, config: DataConfig) -> Data:
     Raises RecipeError if the image settings or hold_out do not fit, and DataError if parts differ.
     """
     train, test, validation, notes = parts
-    take_turns((train, test, validation))
+    share_limits((train, test, validation))
     for name, part in (("test", test), ("validation", validation)):
         if part is not None:
             _check_alike(config.name, train, name, part)
@@ -148,7 +148,7 @@ def divide(parts: DataParts, config: DataConfig) -> Data:
         classes = num_classes(train)
         about = f"{f'{classes} classes, ' if classes else ''}{layout_of(train)}"
         what = "samples"
-    layout = given_layout(train, config)
+    layout = network_layout(train, config)
     choosing = "validation"
     if config.hold_out:
         train, validation = hold_out(train, config.hold_out)

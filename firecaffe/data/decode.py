@@ -37,13 +37,13 @@ MOST_PIXELS = 1 << 28
 
 # Photos have 2 to 30 pixels per byte. Scanned pages and masks have the most per byte, but hardly
 # more than 16 million pixels.
-FEW_PIXELS, PIXELS_OF_BYTE = 16_000_000, 256
+FEW_PIXELS, PIXELS_PER_BYTE = 16_000_000, 256
 """Pixels allowed in any file, and per byte of a file: more is a decompression bomb."""
 
 STRIP_PIXELS = 1 << 20
 """Pixels converted to RGB at a time, so that memory does not hold an image twice."""
 
-MOST_PROPORTION = 8
+MOST_ASPECT_RATIO = 8
 """Largest ratio of sides that is scaled. The rest is cut: it is never seen, and fills memory."""
 
 JPEG = b"\xff\xd8"
@@ -133,7 +133,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def check_size(rows: int, columns: int, file_bytes: int) -> None:
     """Raise BrokenSampleError if a file of that size may not have that many pixels."""
-    most = min(MOST_PIXELS, max(FEW_PIXELS, PIXELS_OF_BYTE * file_bytes))
+    most = min(MOST_PIXELS, max(FEW_PIXELS, PIXELS_PER_BYTE * file_bytes))
     if not 0 < rows * columns <= most:
         raise BrokenSampleError(
             f"not a whole image: {rows} x {columns} pixels, and more than {most / 1e6:.0f} million "
@@ -153,9 +153,9 @@ def scale(image_CHW: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def scale_shorter_side(image_CHW: Tensor, side: int) -> Tensor:
-    """Scale the shorter side to `side`, after cutting a long side to MOST_PROPORTION times it."""
+    """Scale the shorter side to `side`, after cutting a long side to MOST_ASPECT_RATIO times it."""
     _, rows, columns = image_CHW.shape
-    most = MOST_PROPORTION * min(rows, columns)
+    most = MOST_ASPECT_RATIO * min(rows, columns)
     if max(rows, columns) > most:
         top, left = max(0, (rows - most) // 2), max(0, (columns - most) // 2)
         image_CHW = image_CHW[:, top : top + most, left : left + most]
@@ -192,17 +192,17 @@ def orientation(content: bytes) -> int:
             exif_value = image.getexif().get(ORIENTATION, UPRIGHT)
     except PILLOW_ERRORS:
         return UPRIGHT
-    return exif_value if exif_value in TURNS else UPRIGHT
+    return exif_value if exif_value in ORIENTATIONS else UPRIGHT
 
 
 def upright(image_CHW: Tensor, orientation: int) -> Tensor:
-    is_transposed, flipped = TURNS[orientation]
+    is_transposed, flipped = ORIENTATIONS[orientation]
     if is_transposed:
         image_CHW = image_CHW.transpose(1, 2)
     return image_CHW.flip(flipped) if flipped else image_CHW
 
 
-TURNS: dict[int, tuple[bool, tuple[int, ...]]] = {
+ORIENTATIONS: dict[int, tuple[bool, tuple[int, ...]]] = {
     1: (False, ()),
     2: (False, (2,)),
     3: (False, (1, 2)),
@@ -229,17 +229,17 @@ ON_ERROR = (STOP, SKIP)
 TO_SKIP = 'data.on_error = "skip" lets the next whole image stand in for it'
 
 
-def stand_ins(broken: Sequence[str]) -> str:
+def replaced_note(broken: Sequence[str]) -> str:
     """Report that damaged images were replaced. `broken` has the error of each, at least one."""
     return (
         f"{len(broken)} broken images were replaced by the next whole ones; the first: {broken[0]}"
     )
 
 
-MOST_STAND_INS = 100
+MOST_REPLACED = 100
 """Consecutive damaged images after which the data set counts as damaged."""
 
-PARTS_OF_THREAD = 2
+PARTS_PER_THREAD = 2
 """Parts of a batch per thread, so that threads that finish early take more."""
 
 Transform = Callable[[Tensor, int], Tensor]
@@ -322,7 +322,7 @@ class DecodedSet:
         samples = indices_B.tolist()
         work = partial(self._some, transform, images_BCHW, samples)
         # Submitting images one by one would take a twentieth of the time of decoding.
-        length = max(1, len(samples) // (PARTS_OF_THREAD * self.threads))
+        length = max(1, len(samples) // (PARTS_PER_THREAD * self.threads))
         parts = [range(len(samples))[at : at + length] for at in range(0, len(samples), length)]
         used = [number for part in self._pool.map(work, parts) for number in part]
         return images_BCHW, self.source.labels(torch.tensor(used, dtype=torch.int64))
@@ -333,7 +333,7 @@ class DecodedSet:
         return [self._one(transform, images_BCHW, place, samples[place]) for place in places]
 
     def _one(self, transform: Transform, images_BCHW: Tensor, place: int, sample: int) -> int:
-        for number in range(sample, sample + MOST_STAND_INS):
+        for number in range(sample, sample + MOST_REPLACED):
             number %= len(self)
             try:
                 images_BCHW[place] = transform(self._decoded(number), place)
@@ -343,7 +343,7 @@ class DecodedSet:
                     raise BrokenSampleError(f"{error}; {TO_SKIP}") from error.__cause__
                 self.skipped[number] = str(error)
         raise DataError(
-            f"{self.skipped[sample]}; and so are the {MOST_STAND_INS - 1} after it: the data set "
+            f"{self.skipped[sample]}; and so are the {MOST_REPLACED - 1} after it: the data set "
             "is broken, not an image"
         )
 

@@ -14,18 +14,18 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from firecaffe.data.dataset import (
     ENDS,
-    OF_ITSELF,
-    OF_SAMPLES,
+    SAMPLE_FACTS,
+    SET_FACTS,
     Batch,
     Dataset,
     Layout,
     TensorDataset,
     ask,
+    copy_facts,
     is_images,
     leaf_of,
     map_batch,
     named_leaves,
-    take_facts,
     unusual,
 )
 from firecaffe.data.decode import DecodedSet
@@ -76,7 +76,7 @@ def check_own(name: str, dataset: Any) -> Dataset:
     return CheckedSet(name, given)
 
 
-def take_turns(parts: Iterable[Dataset | None]) -> None:
+def share_limits(parts: Iterable[Dataset | None]) -> None:
     """Let parts that wrap the same user's data set share one semaphore."""
     turns: dict[int, BoundedSemaphore] = {}
     for part in parts:
@@ -125,7 +125,7 @@ class CheckedSet:
     def __init__(self, name: str, dataset: Dataset) -> None:
         self.name, self.dataset = name, dataset
         self._length = len(dataset)  # read once: all ranks must evaluate the same number
-        take_facts(self, dataset, (*OF_ITSELF, *OF_SAMPLES))
+        copy_facts(self, dataset, (*SET_FACTS, *SAMPLE_FACTS))
         self.shard_counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
         self._check_facts()
         self.turns = BoundedSemaphore(self.fetchers or 1)
@@ -202,7 +202,7 @@ class CheckedSet:
         return self._checked(fetch, indices_B, seed, epoch)
 
     def _made(self, fetch: Callable[[Tensor], Any], indices_B: Tensor, key: Key) -> Any:
-        if self._is_torchs:  # each of its items has a key
+        if self._is_torch_set:  # each of its items has a key
             return fetch(indices_B)
         if self.fetchers:
             with self.turns, under(key):
@@ -289,10 +289,10 @@ class CheckedSet:
 
     @property
     def _remedy(self) -> str:
-        return ", or firecaffe.from_torch(dataset, collate=…)" if self._is_torchs else ""
+        return ", or firecaffe.from_torch(dataset, collate=…)" if self._is_torch_set else ""
 
     @property
-    def _is_torchs(self) -> bool:
+    def _is_torch_set(self) -> bool:
         return isinstance(self.dataset, TorchSet)
 
     @property
@@ -301,5 +301,5 @@ class CheckedSet:
         return isinstance(self.dataset, TorchSet) and self.dataset.is_uniform
 
     def _wrong(self, given: str, expected: str) -> DataError:
-        what = "'s items give" if self._is_torchs else ".batch() gave"
+        what = "'s items give" if self._is_torch_set else ".batch() gave"
         return DataError(f"{self.name}{what} {given}; expected {expected}")

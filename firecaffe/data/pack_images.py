@@ -43,12 +43,12 @@ from firecaffe.resume_advice import option
 from firecaffe.schema import read_file
 
 MOST_CLASSES = 1_000_000
-UNDER_WAY = "packing.json"
+PACKING_FILE = "packing.json"
 QUALITY = 90
 """The JPEG quality of images that are encoded again."""
 
 
-class PackingUnderWay(TypedDict):
+class PackingRecord(TypedDict):
     identity: str
 
 
@@ -136,7 +136,7 @@ class Packing:
         """Pack or resume. Raises DataError if it fails, RecipeError for wrong options or folder."""
         _ = self.stored_as  # raises before anything is written
         self._begin()
-        with open(self.folder / UNDER_WAY, "rb") as lock:
+        with open(self.folder / PACKING_FILE, "rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -206,7 +206,7 @@ class Packing:
         return sha.hexdigest()
 
     def _begin(self) -> None:
-        under_way, identity = self.folder / UNDER_WAY, self._identity()
+        under_way, identity = self.folder / PACKING_FILE, self._identity()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if (self.folder / LIST).exists():
@@ -214,7 +214,7 @@ class Packing:
                     f"{self.folder}: holds a packed data set already; remove it first"
                 )
             if under_way.exists():
-                if read_file(under_way, PackingUnderWay, DataError)["identity"] != identity:
+                if read_file(under_way, PackingRecord, DataError)["identity"] != identity:
                     raise RecipeError(
                         f"{self.folder}: holds shards of another packing (other images or options) "
                         "that was not finished; remove it first"
@@ -228,7 +228,7 @@ class Packing:
 
     def _shard(self, name: str, part: Part, samples: list[int]) -> ShardInfo:
         path = self.folder / name
-        finished = self._already(path)
+        finished = self._finished_shard(path)
         if finished is None:
             with ShardWriter(path, *self.stored_as) as writer:
                 for sample in samples:
@@ -246,7 +246,7 @@ class Packing:
         self.done(info.count)
         return info
 
-    def _already(self, path: Path) -> tuple[ShardInfo, tuple[str, ...]] | None:
+    def _finished_shard(self, path: Path) -> tuple[ShardInfo, tuple[str, ...]] | None:
         if not path.exists():
             return None
         size = path.stat().st_size
@@ -296,7 +296,7 @@ class Packing:
                 why = f"; the first: {broken_of_part[0]}" if broken_of_part else ""
                 raise DataError(f"{self.folder}: no image of {name} could be packed{why}")
         write_atomically(self.folder / LIST, packed.to_json())
-        (self.folder / UNDER_WAY).unlink()
+        (self.folder / PACKING_FILE).unlink()
         return packed
 
 

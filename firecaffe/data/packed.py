@@ -166,7 +166,7 @@ class PackedPart:
         try:
             return read()
         except DataError:  # perhaps only this host's cached copy is damaged
-            self.files.renew(info)
+            self.files.drop_damaged(info)
             return read()
 
     def image_bytes(self) -> float:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.errors import DataError
-from firecaffe.files import new_aside
+from firecaffe.files import create_empty
 from firecaffe.schema import Count, Positive, decoded
 
 MAGIC = b"FIRECAFF"
@@ -144,7 +144,7 @@ class ShardWriter:
     def __init__(self, path: Path, kind: str, shape: tuple[int, ...] = ()) -> None:
         self.path, self.kind, self.shape = path, kind, shape
         self.skipped: list[str] = []
-        self._aside = new_aside(path.with_name(f"{path.name}.partial"))
+        self._aside = create_empty(path.with_name(f"{path.name}.partial"))
         self._file = self._aside.open("wb")
         self._file.write(bytes(PROLOGUE.size))
         self._offsets = [PROLOGUE.size]

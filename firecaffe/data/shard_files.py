@@ -17,14 +17,14 @@ from typing import Any, Protocol
 from firecaffe.data.dataset import reading
 from firecaffe.data.shard import ShardInfo, sha256_of
 from firecaffe.errors import DataError
-from firecaffe.files import new_aside, open_regular
+from firecaffe.files import create_empty, open_regular
 
 OPEN_FILES = 256
 
 FREE_SHARE = 0.1
 """Share of a disk that a cache without a limit leaves free."""
 
-COPIES = f"{24 * '[0-9a-f]'}.shard"
+COPY_GLOB = f"{24 * '[0-9a-f]'}.shard"
 """Pattern of the names of a cache's copies. Other files there may be a data set, and are kept."""
 
 
@@ -38,7 +38,7 @@ class ShardFiles(Protocol):
 
     def name(self, info: ShardInfo) -> str: ...
 
-    def renew(self, info: ShardInfo) -> None:
+    def drop_damaged(self, info: ShardInfo) -> None:
         """Delete a cached copy that differs from the packed shard, if files are cached."""
 
 
@@ -98,7 +98,7 @@ class LocalFiles:
         with reading(self.name(info)):
             return os.stat(self.name(info)).st_size
 
-    def renew(self, info: ShardInfo) -> None: ...
+    def drop_damaged(self, info: ShardInfo) -> None: ...
 
     def copy(self, info: ShardInfo, to: Path) -> None:
         try:
@@ -148,7 +148,7 @@ class RemoteFiles:
     def size(self, info: ShardInfo) -> int:
         return int(self._tried(lambda: self._system.size(f"{self._path}/{info.file}")))
 
-    def renew(self, info: ShardInfo) -> None: ...
+    def drop_damaged(self, info: ShardInfo) -> None: ...
 
     def copy(self, info: ShardInfo, to: Path) -> None:
         self._tried(lambda: self._system.get_file(f"{self._path}/{info.file}", str(to)))
@@ -185,7 +185,7 @@ class CachedFiles:
             return self.source.size(info)
         return size if size == info.num_bytes else self.source.size(info)
 
-    def renew(self, info: ShardInfo) -> None:
+    def drop_damaged(self, info: ShardInfo) -> None:
         copy = self.folder / _copy_of(info)
         with self._alone():
             if copy.exists() and sha256_of(copy) != info.sha256:
@@ -210,7 +210,7 @@ class CachedFiles:
 
     def _fetch(self, info: ShardInfo, copy: Path) -> None:
         self._make_room(info.num_bytes)
-        aside = new_aside(copy.with_name(f"{copy.name}.partial"))
+        aside = create_empty(copy.with_name(f"{copy.name}.partial"))
         try:
             self.source.copy(info, aside)
             if sha256_of(aside) != info.sha256:
@@ -224,10 +224,10 @@ class CachedFiles:
 
     # No file stays open, so a copy that is deleted frees its space at once.
     def _make_room(self, num_bytes: int) -> None:
-        for left in self.folder.glob(f"{COPIES}.partial"):  # left by a process that was killed
+        for left in self.folder.glob(f"{COPY_GLOB}.partial"):  # left by a process that was killed
             left.unlink(missing_ok=True)
         copies = sorted(
-            ((path.stat().st_mtime, path) for path in self.folder.glob(COPIES)),
+            ((path.stat().st_mtime, path) for path in self.folder.glob(COPY_GLOB)),
             key=lambda copy: copy[0],
         )
         sizes = {path: path.stat().st_size for _, path in copies}

@@ -106,11 +106,11 @@ class Items:
         except Exception as error:
             if self.collate is not default_collate:
                 raise failed(f"collate of {self.name}", error) from error
-            raise DataError(self._why_not(items, samples, error)) from error
-        whole: Batch = tree_map_only(Tensor, _without_gaps, batch)
+            raise DataError(self._explain_error(items, samples, error)) from error
+        whole: Batch = tree_map_only(Tensor, _dense, batch)
         return whole
 
-    def _why_not(self, items: list[Any], samples: Sequence[int], error: Exception) -> str:
+    def _explain_error(self, items: list[Any], samples: Sequence[int], error: Exception) -> str:
         first, *others = zip(samples, map(_item_layout, items), strict=True)
         for sample, layout in others:
             if layout != first[1]:
@@ -126,7 +126,7 @@ class Items:
         )
 
 
-def _without_gaps(tensor: Tensor) -> Tensor:
+def _dense(tensor: Tensor) -> Tensor:
     # So that a data worker can send it as it is, with its strides.
     tensor = tensor.resolve_conj().resolve_neg()
     if tensor.layout != torch.strided or torch.ops.aten.is_non_overlapping_and_dense(tensor):

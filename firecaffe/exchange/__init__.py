@@ -58,7 +58,7 @@ def parse_hierarchical(name: str) -> tuple[str, str] | None:
     return None if match is None else (match[1], match[2])
 
 
-def no_exchange(name: str, *more: str) -> str:
+def unknown_exchange(name: str, *more: str) -> str:
     """Return a line that an exchange does not exist, and which do. more: other allowed names."""
     known = *EXCHANGES, "hierarchical(INNER,OUTER)", *more
     return f"no exchange {name!r}; the exchanges are {', '.join(known)}{did_you_mean(name, known)}"
@@ -91,7 +91,7 @@ def find_schedule(name: str, ranks_per_node: int = 1) -> Callable[[int, int], Sc
         )
     nested = parse_hierarchical(name)
     if nested is None:
-        raise ValueError(no_exchange(name))
+        raise ValueError(unknown_exchange(name))
     inner, outer = nested
     if inner not in ROOTED:
         raise ValueError(f"{name}: inner is {inner!r}; it must be one of {', '.join(ROOTED)}")

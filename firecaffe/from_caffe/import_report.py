@@ -37,7 +37,7 @@ class Report:
     def lacks(self, message: Message, name: str, what: str) -> None:
         self.left_out.append(_note(message, name, what))
 
-    def did_not_read(self, message: Message, line: int, name: str) -> None:
+    def add_unread(self, message: Message, line: int, name: str) -> None:
         place = f"{message.where}:{line}" if line else message.where
         self.left_out.append(Note(place, f"{name} is not understood"))
 

@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from firecaffe.caffe import caffemodel
 from firecaffe.caffe.graph import layers_of, read_graph, shapes_of
-from firecaffe.caffe.judge import Judge, no_means, read_judges
+from firecaffe.caffe.judge import Judge, non_mean_losses, read_judges
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.spec import Shape, ignore_other_types
 from firecaffe.caffe.message import CaffeError, Field, Message
@@ -77,7 +77,7 @@ OF_LAYERS = ("name", "type", "top", "phase", "include", "exclude")
 
 
 @dataclass(frozen=True)
-class Described:
+class NetSettings:
     solver: dict[str, Any]
     """lr_mult and decay_mult of the section [solver]."""
     freeze: list[str]
@@ -91,7 +91,7 @@ class Described:
 
 def describe(
     net: Message, phases: Phases, samples: NetSamples, has_decay: bool, report: Report
-) -> Described:
+) -> NetSettings:
     """Build the net in both phases on the meta device. Raises CaffeError if a layer is invalid."""
     for layers in phases.values():
         if sources_of(layers):
@@ -99,10 +99,10 @@ def describe(
     with on_meta():
         nets = nets_of(net, phases, samples, report)
         trained = TrainedNet(net, samples.shapes[samples.input])
-    parameters, last = dict(trained.named_parameters()), trained.answering().loss
+    parameters, last = dict(trained.named_parameters()), trained.prediction_path().loss
     whole = next(iter(nets.values()))
     judge = read_judges(net)[0] if whole.losses else None
-    _say_unread(net, phases, report)
+    _report_unread(net, phases, report)
     multipliers = {
         name: multiplier for name, multiplier in whole.multipliers.items() if name in parameters
     }
@@ -113,7 +113,7 @@ def describe(
         "lr_mult": as_patterns({name: rate for name, rate in rates.items() if rate}),
         "decay_mult": as_patterns(decays) if has_decay else {},
     }
-    return Described(
+    return NetSettings(
         {word: patterns for word, patterns in solver.items() if patterns},
         [] if len(still) == len(rates) else grouped(still, list(rates)),
         _mixing(phases["TRAIN"], judge),
@@ -173,10 +173,10 @@ def _without(layers: Iterable[Message], unknown: set[str]) -> tuple[list[Message
     return there, left
 
 
-def _say_unread(net: Message, phases: Phases, report: Report) -> None:
+def _report_unread(net: Message, phases: Phases, report: Report) -> None:
     for name, line in net.unread():
         if not name.startswith("layer."):
-            report.did_not_read(net, line, name)
+            report.add_unread(net, line, name)
     layers = {id(layer): layer for of_phase in phases.values() for layer in of_phase}
     for layer in layers.values():
         if not layer.has("bottom"):
@@ -185,7 +185,7 @@ def _say_unread(net: Message, phases: Phases, report: Report) -> None:
                 continue
             ignore_other_types(layer)
         for name, line in layer.unread():
-            report.did_not_read(net, line, f"{layer.text('name')}: {name}")
+            report.add_unread(net, line, f"{layer.text('name')}: {name}")
 
 
 def _mixing(layers: Sequence[Message], judge: Judge | None) -> str:
@@ -193,7 +193,7 @@ def _mixing(layers: Sequence[Message], judge: Judge | None) -> str:
         kind = layer.text("type")
         if kind in MIXING and not layer.message("batch_norm_param").flag("use_global_stats"):
             return MIXING[kind]
-    if judge is not None and no_means(judge):
+    if judge is not None and non_mean_losses(judge):
         return "a loss is no mean over its samples, but over a batch's labels that count, or a sum"
     return ""
 
@@ -207,7 +207,7 @@ def micro_batch_of(batch: int, mixing: str) -> int:
     return max(size for size in (*small, *(batch // divisor for divisor in small)) if size <= most)
 
 
-def losses_in_words(losses: Mapping[str, float]) -> str:
+def losses_text(losses: Mapping[str, float]) -> str:
     return ", ".join(f"{blob} (weight {weight:g})" for blob, weight in losses.items())
 
 

@@ -18,7 +18,7 @@ from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import CaffeError, Field, Message, Word
 from firecaffe.caffe.text import as_text
 from firecaffe.caffe.upgrade import current
-from firecaffe.data.caffe_layers import CONVERT, OF_A_PROGRAM, data_layers
+from firecaffe.data.caffe_layers import CONVERT, INPUT_LAYERS, data_layers
 from firecaffe.data.caffe_source import open_phases
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Layout
@@ -28,15 +28,15 @@ from firecaffe.from_caffe.solver import SolverStages
 from firecaffe.resume_advice import option
 from firecaffe.user_code import CAFFE
 
-OF_A_NET = ("layer", "layers", "input")
+NET_FIELDS = ("layer", "layers", "input")
 
-OF_A_SOLVER = ("base_lr", "lr_policy", "max_iter", "solver_type", "type", "solver_mode")
+SOLVER_FIELDS = ("base_lr", "lr_policy", "max_iter", "solver_type", "type", "solver_mode")
 """Fields of a solver, besides those that name its nets. Nearly every solver has some of them."""
 
-TO_TRAIN = ("net", "net_param", "train_net", "train_net_param")
+TRAIN_NETS = ("net", "net_param", "train_net", "train_net_param")
 """Fields that may name the net to train. A solver has exactly one of them."""
 
-TO_TEST = ("test_net", "test_net_param")
+TEST_NETS = ("test_net", "test_net_param")
 
 MOST_NAMED = 4
 
@@ -57,9 +57,9 @@ class NetFile:
 
 def is_net(message: Message) -> bool:
     """Whether a file is a net rather than a solver. Raises CaffeError if it is neither."""
-    if any(message.has(name) for name in OF_A_NET):
+    if any(message.has(name) for name in NET_FIELDS):
         return True
-    if not any(message.has(name) for name in (*OF_A_SOLVER, *TO_TRAIN, *TO_TEST)):
+    if not any(message.has(name) for name in (*SOLVER_FIELDS, *TRAIN_NETS, *TEST_NETS)):
         names = [*dict.fromkeys(field.name for field in message.fields)]
         says = f"says {', '.join(names[:MOST_NAMED])}" if names else "says nothing"
         raise message.error(
@@ -83,20 +83,20 @@ def find_net(
     solver: Message, path: Path, root: str, states: dict[str, SolverStages], report: Report
 ) -> NetFile:
     """Return a solver's net. Paths are relative to `root`; if that is empty, they are searched."""
-    said = [name for name in TO_TRAIN if solver.has(name)]
+    said = [name for name in TRAIN_NETS if solver.has(name)]
     if len(said) != 1:
         described = " and ".join(said) or "none"
         raise solver.error(
-            f"found {described}; expected one of {', '.join(TO_TRAIN)}, which says what to train"
+            f"found {described}; expected one of {', '.join(TRAIN_NETS)}, which says what to train"
         )
     train = _named(solver, said[0], path, root, report)[0]
-    tests = [net for name in TO_TEST for net in _named(solver, name, path, root, report)]
+    tests = [net for name in TEST_NETS for net in _named(solver, name, path, root, report)]
     if said[0] in ("net", "net_param"):
-        for name in TO_TEST:
+        for name in TEST_NETS:
             if solver.has(name):
                 report.lacks(solver, name, "one net is tested, that of the solver's net")
         return _resolved(train, states, report)
-    for name in TO_TEST:
+    for name in TEST_NETS:
         if len(tests) > 1 and solver.has(name):
             report.lacks(solver, name, f"{len(tests)} nets to test; the first is tested")
     if not tests or tests[0].content == train.content:
@@ -122,7 +122,7 @@ def _named(solver: Message, name: str, path: Path, root: str, report: Report) ->
         taken, folder = find_file(file_name, path, root)
         if taken is None:
             raise solver.error(
-                f'{name} "{file_name}" is not there; {looked_for(file_name, path, root)}', line
+                f'{name} "{file_name}" is not there; {where_searched(file_name, path, root)}', line
             )
         nets.append(read_net(taken))
         report.became(solver, name, f"{taken}, from {folder}")
@@ -153,7 +153,7 @@ def folders(beside: str | Path, root: str) -> list[str]:
     ]
 
 
-def looked_for(name: str, beside: str | Path, root: str) -> str:
+def where_searched(name: str, beside: str | Path, root: str) -> str:
     folder = Path(os.path.abspath(beside)).parent
     if os.path.isabs(name):
         return "expected a file there"
@@ -268,7 +268,7 @@ def read_samples(
             missing = [f"the data cannot be read: {error}"]
             report.needs(sources["TRAIN"][0], "type", missing[0])
     elif first[0].text("type") != "Input" and not given:
-        _say_guess(first[0], shapes, report)
+        _report_guess(first[0], shapes, report)
     if given:
         shapes[blob] = given
     if blob not in shapes:
@@ -297,7 +297,7 @@ def _can_read(sources: Sequence[Message], report: Report, unread: list[str]) -> 
         layers = data_layers(sources)
     except CaffeError as error:
         kinds = {source.text("type") for source in sources}
-        if not kinds.issubset(OF_A_PROGRAM):
+        if not kinds.issubset(INPUT_LAYERS):
             report.left_out.append(note_of(error))
             unread.append(str(error))
         elif kinds != {"Input"}:
@@ -322,7 +322,7 @@ def _find_files(path: str, sources: Phases, root: str, report: Report) -> tuple[
                     folders.setdefault(folder)
                 continue
             missing.append(
-                f'{phase} {name} "{value}" is not there; {looked_for(value, path, root)}'
+                f'{phase} {name} "{value}" is not there; {where_searched(value, path, root)}'
             )
             report.needs(param, name, f"{missing[-1]}, or --data.path when you train")
     return next(iter(folders), root), missing
@@ -359,7 +359,7 @@ def _of_data(path: str, root: str, net: Message, sources: Sequence[Message]) -> 
     return dict(zip(tops, (leaf.shape for leaf in leaves), strict=False))
 
 
-def _say_guess(layer: Message, shapes: Mapping[str, Shape], report: Report) -> None:
+def _report_guess(layer: Message, shapes: Mapping[str, Shape], report: Report) -> None:
     shape = shapes.get(layer.texts("top")[0])
     if shape is not None:
         report.differs(

@@ -12,12 +12,12 @@ from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.files import written_together
+from firecaffe.files import replace_together
 from firecaffe.from_caffe import net_settings, nets
 from firecaffe.from_caffe.import_report import Note, Report
-from firecaffe.from_caffe.net_settings import Described
+from firecaffe.from_caffe.net_settings import NetSettings
 from firecaffe.from_caffe.nets import NetFile, NetSamples, Phases
-from firecaffe.from_caffe.solver import Around, read_training, read_update
+from firecaffe.from_caffe.solver import TrainSettings, read_training, read_update
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_from
 from firecaffe.recipe.sections import Recipe
@@ -69,9 +69,9 @@ def read(path: Path, asked: ImportRequest) -> Imported:
     sections["train"] = _batch(net, around.iter_size, report) | around.words["train"]
     sections["solver"] = update | net.described.solver
     sections["checkpoint"] = around.words["checkpoint"]
-    _say_tests(message, around, net.samples, report)
+    _report_tests(message, around, net.samples, report)
     weights = _weights(net, asked.weights or _named_weights(message, path, asked.root), report)
-    _say_unread(message, report)
+    _report_unread(message, report)
     _finish(sections, asked, bool(weights), message)
     return Imported(sections, file.content, path.read_bytes(), weights, report)
 
@@ -95,7 +95,7 @@ class _Net:
     file: NetFile
     phases: Phases
     samples: NetSamples
-    described: Described
+    described: NetSettings
 
 
 def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -> _Net:
@@ -110,13 +110,13 @@ def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -
     described = net_settings.describe(file.net, phases, samples, has_decay, report)
     what = f"{described.num_parameters:,} parameters"
     if described.losses:
-        what += f"; losses {net_settings.losses_in_words(described.losses)}"
+        what += f"; losses {net_settings.losses_text(described.losses)}"
     report.understood.append(file.note(what))
-    _say_multipliers(file, described, report)
+    _report_multipliers(file, described, report)
     return _Net(file, phases, samples, described)
 
 
-def _say_multipliers(file: NetFile, described: Described, report: Report) -> None:
+def _report_multipliers(file: NetFile, described: NetSettings, report: Report) -> None:
     for word, patterns in described.solver.items():
         listed = ", ".join(f"{pattern} {value:g}" for pattern, value in patterns.items())
         report.understood.append(file.note(f"solver.{word}: {listed}"))
@@ -174,7 +174,9 @@ def _batch(net: _Net, iter_size: int, report: Report) -> dict[str, int]:
     }
 
 
-def _say_tests(solver: Message, around: Around, samples: NetSamples, report: Report) -> None:
+def _report_tests(
+    solver: Message, around: TrainSettings, samples: NetSamples, report: Report
+) -> None:
     for count in around.test_iter[:1]:
         seen = count * samples.test_batch_size
         report.differs(
@@ -196,7 +198,7 @@ def _named_weights(solver: Message, path: Path, root: str) -> str:
         raise solver.error(f"{len(names)} weights; expected one file, or {option('weights')}", line)
     taken, _ = nets.find_file(names[0], path, root)
     if taken is None:
-        where = nets.looked_for(names[0], path, root)
+        where = nets.where_searched(names[0], path, root)
         raise solver.error(f'weights "{names[0]}" is not there; {where}', line)
     return str(taken)
 
@@ -208,10 +210,10 @@ def _weights(net: _Net, file: str, report: Report) -> bytes:
     return net_settings.first_weights(next(iter(built.values())), Path(file), report)
 
 
-def _say_unread(solver: Message, report: Report) -> None:
+def _report_unread(solver: Message, report: Report) -> None:
     for name, line in solver.unread():
         if "net_param." not in name:
-            report.did_not_read(solver, line, name)
+            report.add_unread(solver, line, name)
 
 
 def _finish(sections: Sections, asked: ImportRequest, has_weights: bool, file: Message) -> None:
@@ -265,7 +267,7 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with written_together([folder / name for name in files]) as asides:
+        with replace_together([folder / name for name in files]) as asides:
             for aside, content in zip(asides, files.values(), strict=True):
                 aside.write_bytes(content)
     except BaseException:

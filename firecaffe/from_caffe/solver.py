@@ -191,14 +191,14 @@ class SolverStages:
 
 
 @dataclass(frozen=True)
-class Around:
+class TrainSettings:
     words: dict[str, dict[str, Any]]
     iter_size: int = 1
     test_iter: tuple[int, ...] = ()
     states: dict[str, SolverStages] = field(default_factory=dict)
 
 
-def read_training(solver: Message, report: Report) -> Around:
+def read_training(solver: Message, report: Report) -> TrainSettings:
     iter_size = solver.integer("iter_size", 1)
     if not 1 <= iter_size <= MOST_ITER_SIZE:
         raise solver.error(f"iter_size is {iter_size}; expected 1 or more", "iter_size")
@@ -209,7 +209,7 @@ def read_training(solver: Message, report: Report) -> Around:
     sections = {"train": train, "checkpoint": _snapshots(solver, report)}
     _shown(solver, report)
     states = {"TRAIN": _state(solver, "train_state"), "TEST": _state(solver, "test_state")}
-    return Around(sections, iter_size, test_iter, states)
+    return TrainSettings(sections, iter_size, test_iter, states)
 
 
 def _steps(solver: Message, report: Report) -> dict[str, Any]:

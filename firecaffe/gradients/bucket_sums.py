@@ -123,12 +123,12 @@ class CompressedSum:
         # Kept for one step more, because a device may still read these tensors.
         self._before_that: dict[str, Tensor] = {}
 
-    def share_out(self, shares: Shares) -> None:
+    def set_shares(self, shares: Shares) -> None:
         """Move whole nodes between ranks. All ranks call it between steps. Raises PeerLostError."""
         level = self.top_level
         nodes = tuple(range(share.start >> level, -(-share.stop >> level)) for share in shares)
         self.memory.move(self.wire.world, self.wire.shares, nodes)
-        self.wire.share_out(nodes)
+        self.wire.set_shares(nodes)
 
     def begin_step(self, scale: Tensor | None) -> None:
         """Begin a step. `scale`, shape (), multiplies its gradients, but not the memory."""
@@ -189,7 +189,7 @@ class Hooked:
         is_last = index == self._places[-1]
         view = HookBucket(bucket, self._places.index(index), is_last, self.parameters)
         self.exchange.world.traffic.add_unknown()
-        with peers_may_be_lost(self.exchange.world, beside_own_code=True):
+        with peers_may_be_lost(self.exchange.world, runs_user_code=True):
             mean = self.hook(self.state, view).wait()
         bucket.flat.copy_(mean)
 

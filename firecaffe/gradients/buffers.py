@@ -96,7 +96,7 @@ class BufferChanges:
         for buffers in self._by_dtype:
             buffers.put_back()
 
-    def no_changes(self) -> list[Tensor]:
+    def zero_changes(self) -> list[Tensor]:
         return [torch.zeros_like(buffers.start, dtype=self.dtype) for buffers in self._by_dtype]
 
     @torch.no_grad()
@@ -180,7 +180,7 @@ class BufferChanges:
             buffers.flat.copy_(moved)
 
 
-class KeptBuffers:
+class BufferSnapshot:
     """A copy of buffers, restored before each batch of an evaluation that may change them."""
 
     def __init__(self, model: nn.Module) -> None:

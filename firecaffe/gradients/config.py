@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import EXCHANGES, find_schedule, no_exchange, parse_hierarchical
+from firecaffe.exchange import EXCHANGES, find_schedule, parse_hierarchical, unknown_exchange
 from firecaffe.exchange.choose import AUTO
 from firecaffe.value_checks import did_you_mean
 
@@ -82,7 +82,7 @@ def check_exchange(config: ExchangeConfig) -> None:
         except ValueError as error:
             raise RecipeError(f"exchange.algorithm: {error}") from None
     elif algorithm not in (*EXCHANGES, AUTO):
-        raise RecipeError(f"exchange.algorithm: {no_exchange(algorithm, AUTO)}")
+        raise RecipeError(f"exchange.algorithm: {unknown_exchange(algorithm, AUTO)}")
     if compressor not in (NO_COMPRESSOR, *COMPRESSORS):
         known = NO_COMPRESSOR, *COMPRESSORS
         raise RecipeError(

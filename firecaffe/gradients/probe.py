@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.agree import differing_ranks, digest_each, gather_text, text_of_first
+from firecaffe.cluster.agree import broadcast_text, differing_ranks, digest_each, gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.buffers import BufferChanges
@@ -78,13 +78,13 @@ def run_probe(
             computed[_of(name)] = parameter.grad
     digests = digest_each(computed.items())
     unused = {_of(name): "" for name, parameter in named.items() if parameter.grad is None}
-    totals = _take_totals(parameters)
+    totals = _take_checksums(parameters)
     ready = dict.fromkeys(ready)  # without the gradients, which are as large as the weights
     if twice:
         _computed(buffers, backward)
-    repeats = not twice or _take_totals(parameters) == totals
+    repeats = not twice or _take_checksums(parameters) == totals
     local_order = [*ready, *(index for index in range(len(parameters)) if index not in ready)]
-    order = json.loads(text_of_first(column or world, json.dumps(local_order)))
+    order = json.loads(broadcast_text(column or world, json.dumps(local_order)))
     stated = {**digests, **unused, **digest_each((beside or {}).items())}
     by_rank = [json.loads(text) for text in gather_text(world, json.dumps(stated))]
     whole = dict(digests)
@@ -102,7 +102,7 @@ def _computed(buffers: BufferChanges, backward: Callable[[], Tensor | None]) -> 
     return value
 
 
-def _take_totals(parameters: Sequence[nn.Parameter]) -> list[int | None]:
+def _take_checksums(parameters: Sequence[nn.Parameter]) -> list[int | None]:
     totals = [None if p.grad is None else checksum(p.grad) for p in parameters]
     for parameter in parameters:
         parameter.grad = None

@@ -140,7 +140,7 @@ class GradientReducer:
             assert hook is not None
             self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
         elif route.way == FOLD:
-            self.share_out(equal_shares(self.num_leaves, world.world_size))
+            self.set_shares(equal_shares(self.num_leaves, world.world_size))
         else:
             self._combine = AllReduce(exchange)
 
@@ -169,10 +169,10 @@ class GradientReducer:
             self._threads.close(wait)
         self.exchange.close()
 
-    def share_out(self, shares: Shares) -> None:
+    def set_shares(self, shares: Shares) -> None:
         """Give workers other shares. All ranks call it between the same two steps."""
         if self.coded is not None:
-            self.coded.share_out(shares)
+            self.coded.set_shares(shares)
             return
         assert self.exchange.route.way == FOLD
         fold = Fold(self.exchange.world, self.num_leaves, shares, self.shards.cuts)
@@ -320,7 +320,7 @@ class GradientReducer:
         if not self.parameters:
             return torch.ones(0, dtype=torch.bool)
         # A bucket at a time costs less than a parameter at a time.
-        if not self.queue.works_behind and all_finite(map(self._means_in, self.buckets)):
+        if not self.queue.is_async and all_finite(map(self._means_in, self.buckets)):
             return torch.ones(len(self.parameters), dtype=torch.bool)
         views = [self._view_of[index] for index in range(len(self.parameters))]
         return each_finite([*map(self.shards.own_part, self.names, views)])

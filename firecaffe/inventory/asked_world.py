@@ -31,7 +31,7 @@ C10D, SIZE_OF = "torch.distributed.distributed_c10d", "_get_group_size"
 
 
 @contextmanager
-def world_asked() -> Iterator[list[str]]:
+def world_queries() -> Iterator[list[str]]:
     """Yield a list that names, after the block, how its code asked for ranks or exchanged data.
 
     Code of torch and of Python's library does not count, nor do other threads. If a profiler is
@@ -40,12 +40,12 @@ def world_asked() -> Iterator[list[str]]:
     asked: dict[str, None] = {}
     names: list[str] = []
     if sys.getprofile() is not None:
-        with size_asked() as names:
+        with size_queries() as names:
             yield names
         return
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and (name := _asked_by(frame)):
+        if event == "call" and (name := _query_name(frame)):
             asked[name] = None
 
     sys.setprofile(watch)
@@ -57,10 +57,10 @@ def world_asked() -> Iterator[list[str]]:
 
 
 @contextmanager
-def size_asked() -> Iterator[list[str]]:
+def size_queries() -> Iterator[list[str]]:
     """Yield a list that names how the block's code asks for the number of ranks.
 
-    Unlike `world_asked` it sees no exchange, and costs time only when code asks: opening data may
+    Unlike `world_queries` it sees no exchange, and costs time only when code asks: opening data may
     take millions of calls. Other threads do not count.
     """
     asked: dict[str, None] = {}
@@ -95,7 +95,7 @@ def size_asked() -> Iterator[list[str]]:
         names += asked
 
 
-def _asked_by(frame: FrameType) -> str:
+def _query_name(frame: FrameType) -> str:
     module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
     if module == "os" and function == "__getitem__":
         key = frame.f_locals.get("key")
@@ -119,7 +119,7 @@ def _is_of_library(frame: FrameType, through: Sequence[str] = ()) -> bool:
     return False
 
 
-def check_asked(asked: Sequence[str]) -> None:
+def check_queries(asked: Sequence[str]) -> None:
     """Raise RecipeError if forward exchanges something with other ranks."""
     sent = [name for name in asked if name not in (*VARIABLES, SIZE)]
     if sent:

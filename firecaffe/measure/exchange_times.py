@@ -257,12 +257,12 @@ def error_bound(name: str, num_elements: int) -> float:
 
 def make_encoders(names: Sequence[str]) -> dict[str, Encoder]:
     def encoder(name: str) -> Encoder:
-        return lambda world, num_elements: OneNodeEach(world, name, num_elements)
+        return lambda world, num_elements: NodePerRank(world, name, num_elements)
 
     return {name: encoder(name) for name in names}
 
 
-class OneNodeEach:
+class NodePerRank:
     """An `EncodedSum` by a compressor with one node per rank; its memory lasts from sum to sum."""
 
     def __init__(self, world: World, name: str, num_elements: int) -> None:

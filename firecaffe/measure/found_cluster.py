@@ -14,7 +14,7 @@ from firecaffe.measure.ranks_and_links import PairLink, RankFacts
 from firecaffe.measure.step_times import StepTimes
 from firecaffe.planner.calibrate import fit, jitter_of, relative_spread
 from firecaffe.planner.cluster import Cluster, Device, Link, Storage
-from firecaffe.planner.codec_cost import MEASURED, coded_s, share_of_any
+from firecaffe.planner.codec_cost import MEASURED, coded_s, fixed_share
 from firecaffe.planner.compute_time import copies_s, micro_batch
 from firecaffe.planner.of_recipe import workload_of
 from firecaffe.planner.price import Prices, ranks_per_node
@@ -322,7 +322,7 @@ def _priced_s(measured: MeasuredCluster, cluster: Cluster, name: str, size: int)
     network = Network(cluster.links, ranks)
     if name in MEASURED:  # a node of each rank
         rate = cluster.device.memory_bytes_per_s * cluster.device.efficiency
-        return coded_s(name, share_of_any(name), ranks, network, rate, elements)[0]
+        return coded_s(name, fixed_share(name), ranks, network, rate, elements)[0]
     per_node = ranks_per_node(network)
     route = find_route(name, None, ranks, per_node, shared_memory=measured.shares_memory)
     return Prices(name, network, across=route.across).seconds(elements)[0]

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from firecaffe.data.augment import box, cut, draws, normalize
-from firecaffe.data.batches import Batches, BatchesAhead
-from firecaffe.data.chosen_samples import SomeEncoded
+from firecaffe.data.batches import Batches, PrefetchedBatches
+from firecaffe.data.chosen_samples import EncodedSubset
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import SKIP, DecodedSet, Encoded, decode
@@ -84,7 +84,7 @@ def encoded_stages(
         cuts = list(pool.map(cut_one, range(len(images))))
         stages += _batch_and_device(cuts, config, device)
     dataset = DecodedSet(
-        SomeEncoded(source, torch.tensor(found.samples)), config.resize, threads, SKIP
+        EncodedSubset(source, torch.tensor(found.samples)), config.resize, threads, SKIP
     )
     stages.append(_together("together, warm", dataset, config, device))
     with _cold(found.files) as is_cold:
@@ -237,7 +237,7 @@ def _together(
     for repetition in range(repetitions):
         first = repetition * order.steps_per_epoch
         steps = range(first, first + order.steps_per_epoch)
-        batches = BatchesAhead(
+        batches = PrefetchedBatches(
             Batches(dataset, order, config, device), range(1), steps.start, steps.stop
         )
         start = time.perf_counter()

@@ -133,10 +133,10 @@ def check_exchanges(world: World, make: Callable[[int], SumsByName], sizes: Sequ
     for num_elements in sizes:
         next_fault = _fault_at(world, make(num_elements), num_elements)
         fault = fault or next_fault
-    stop_at_fault(world, fault)
+    raise_any_fault(world, fault)
 
 
-def stop_at_fault(world: World, fault: str) -> None:
+def raise_any_fault(world: World, fault: str) -> None:
     for rank, stated in enumerate(gather_text(world, fault)):
         if stated:
             raise NotIdenticalError(f"{stated} on rank {rank}; no time of a wrong sum is shown")

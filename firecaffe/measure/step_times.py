@@ -198,7 +198,7 @@ def dataset_of(recipe: CheckedRecipe, least: int) -> Dataset:
         pass
     work = workload_of(recipe)
     if not work.num_classes or not work.layout.channels:
-        return TensorDataset(*work.layout.made_up(2 * least))
+        return TensorDataset(*work.layout.dummy_batch(2 * least))
     images = torch.randint(0, 256, (2 * least, *work.layout.inputs.shape), dtype=torch.uint8)
     # A user's own network may have fewer outputs than are usual for such images.
     labels = torch.zeros(2 * least, dtype=torch.long)
@@ -240,7 +240,7 @@ def by_layer_type(recipe: CheckedRecipe, device: torch.device, micro_batch_size:
     """Profile PASSES forwards and backwards of a micro-batch, after one that is not profiled."""
     work = workload_of(recipe)
     model = make_network(recipe.model, work.num_classes or None, work.layout.channels).to(device)
-    inputs, targets = work.layout.made_up(micro_batch_size, device)
+    inputs, targets = work.layout.dummy_batch(micro_batch_size, device)
     loss = task_of(recipe.task, work.num_classes or None).loss
 
     def run() -> None:

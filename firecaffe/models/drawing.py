@@ -27,7 +27,7 @@ LEAST_BYTES = 1024
 MUCH_BYTES = 2**20
 """Freed memory of at least this size is returned to the system at once."""
 
-SETS_ALL = {f"aten::{name}_" for name in ("copy", "fill", "normal", "uniform", "zero")}
+OVERWRITES = {f"aten::{name}_" for name in ("copy", "fill", "normal", "uniform", "zero")}
 """Functions that overwrite a tensor without reading it."""
 
 
@@ -83,7 +83,7 @@ class Drawing:
         Returns None if the calls differ from the recorded ones, so that the network has to be built
         in full. Raises what `take` or `make` raises.
         """
-        drawer = _Drawer(self, whole, take)
+        drawer = _Replayer(self, whole, take)
         try:
             with drawer:
                 network = self.make()
@@ -161,7 +161,7 @@ def follow(make: Callable[[], nn.Module]) -> Drawing | None:
     return Drawing(make, network, recorder.calls, kept)
 
 
-class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         # The numbers of large storages, in the order in which calls use them.
@@ -205,18 +205,18 @@ class _Numbered(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple(numbers)
 
 
-class _Recorder(_Numbered):  # type: ignore[no-untyped-call]
+class _Recorder(_StorageTracker):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[RecordedCall] = []
 
     def after(self, func: Any, given: Tensors, takes: Ints, results: Tensors, makes: Ints) -> None:
         if takes or makes:
-            sets = takes[0] if _sets_all(func, given, takes) else None
+            sets = takes[0] if _overwrites(func, given, takes) else None
             self.calls.append(RecordedCall(str(func), takes, makes, sets, func.is_view))
 
 
-class _Drawer(_Numbered):  # type: ignore[no-untyped-call]
+class _Replayer(_StorageTracker):  # type: ignore[no-untyped-call]
     def __init__(
         self, drawing: Drawing, whole: Collection[str], take: Callable[[str, Tensor], None]
     ) -> None:
@@ -271,8 +271,8 @@ def _known(storage: UntypedStorage) -> StorageWeakRef:
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
-def _sets_all(func: Any, given: Sequence[Tensor], takes: Sequence[int]) -> bool:
-    if func._schema.name not in SETS_ALL or not takes or takes.count(takes[0]) > 1:
+def _overwrites(func: Any, given: Sequence[Tensor], takes: Sequence[int]) -> bool:
+    if func._schema.name not in OVERWRITES or not takes or takes.count(takes[0]) > 1:
         return False
     first = given[0]
     return first.is_contiguous() and first.nbytes == first.untyped_storage().nbytes()

@@ -27,7 +27,7 @@ TUPLE, TENSOR, ARRAY = range(1, 4)
 class ExtraState:
     def __init__(self, network: nn.Module, named: dict[str, nn.Module]) -> None:
         self._network, self._named = network, named
-        self._lies_in: dict[str, bytes] = {}
+        self._in_modules: dict[str, bytes] = {}
         for name, module in named.items():
             if any(parameter.is_meta for parameter in network.parameters()):
                 raise RecipeError(
@@ -49,17 +49,17 @@ class ExtraState:
     def to_modules(self, *_: Any) -> None:
         for name, module in self._named.items():
             content = _content_of(getattr(module, EXTRA_STATE_BYTES), name)
-            if content != self._lies_in[name]:
+            if content != self._in_modules[name]:
                 module.set_extra_state(_decoded(content, name))
-                self._lies_in[name] = content
+                self._in_modules[name] = content
 
     def from_modules(self, *_: Any) -> None:
         for name in self._named:
             content = self._content(name)
-            if content != self._lies_in[name]:
+            if content != self._in_modules[name]:
                 self._store(name, content)
 
-    def take_away(self) -> None:
+    def uninstall(self) -> None:
         """Remove the buffers and hooks; the modules receive the state of the buffers."""
         self.to_modules()
         for hook in self._hooks:
@@ -90,7 +90,7 @@ class ExtraState:
         row = len(content).to_bytes(LENGTH_BYTES, "little") + content
         filled = np.frombuffer(row.ljust(len(buffer), b"\0"), dtype=np.uint8)
         buffer.copy_(torch.from_numpy(filled.copy()))
-        self._lies_in[name] = content
+        self._in_modules[name] = content
 
 
 HELD = "_firecaffe_extra_state"
@@ -103,11 +103,11 @@ def hold_extra_state(network: nn.Module) -> None:
         object.__setattr__(network, HELD, ExtraState(network, named))
 
 
-def let_go_of_extra_state(network: nn.Module) -> None:
+def release_extra_state(network: nn.Module) -> None:
     """Undo `hold_extra_state`; the modules have their latest state."""
     held: ExtraState | None = getattr(network, HELD, None)
     if held is not None:
-        held.take_away()
+        held.uninstall()
 
 
 def _content_of(buffer: Tensor, name: str) -> bytes:

@@ -24,7 +24,7 @@ REDUCE, EXPAND = "reduce", "expand"
 def make_low_rank(network: nn.Module, ranks: Mapping[str, int]) -> None:
     """Replace each layer whose name matches by two with fresh weights; see `chosen_ranks`."""
     for name, rank in chosen_ranks(network, ranks).items():
-        network.set_submodule(name, _in_two(network.get_submodule(name), rank))
+        network.set_submodule(name, _split_layer(network.get_submodule(name), rank))
 
 
 def low_rank_weights(state: Mapping[str, Tensor], ranks: Mapping[str, int]) -> dict[str, Tensor]:
@@ -71,7 +71,7 @@ def _factors(layer: str, weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return reduce.to(dtype).contiguous(), expand.to(dtype).contiguous()
 
 
-def _in_two(layer: nn.Module, rank: int) -> nn.Sequential:
+def _split_layer(layer: nn.Module, rank: int) -> nn.Sequential:
     weight = layer.weight
     assert isinstance(weight, Tensor)
     has_bias = layer.bias is not None

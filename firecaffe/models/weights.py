@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.value_checks import some_of
 
-HELD_UNDER = ("state_dict", "model_state_dict", "model")
+STATE_KEYS = ("state_dict", "model_state_dict", "model")
 """Keys under which programs store a state_dict."""
 
 PREFIXES = ("module.", "_orig_mod.", "model.", "net.", "network.")
@@ -42,7 +42,7 @@ class FirstWeights:
 
     file: str
     sha256: str
-    held_under: list[str]
+    state_keys: list[str]
     prefix: str
     """Prefix that was removed from the file's names."""
     taken: int
@@ -64,8 +64,8 @@ class FirstWeights:
         ):
             if names:
                 said.append(f"{len(names)} {what} ({some_of(names)})")
-        if self.held_under:
-            said.append(f"the file holds them under {' in '.join(map(repr, self.held_under))}")
+        if self.state_keys:
+            said.append(f"the file holds them under {' in '.join(map(repr, self.state_keys))}")
         if self.prefix:
             said.append(f"{self.prefix!r} before the file's names was left out")
         return "; ".join(said)
@@ -96,7 +96,7 @@ def read_weights(
 
     Raises RecipeError if the file has no weights, or none that fits.
     """
-    tensors, held_under = _read(file)
+    tensors, state_keys = _read(file)
     known = {name for names, _ in outline.values() for name in names}
     prefix = _prefix(file, tensors, known)
     tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
@@ -121,7 +121,7 @@ def read_weights(
         )
     unexpected = [name for name in tensors if name not in known]
     report = FirstWeights(
-        file, sha256, held_under, prefix, len(fitting), missing, unexpected, reshaped
+        file, sha256, state_keys, prefix, len(fitting), missing, unexpected, reshaped
     )
     return report, fitting
 
@@ -162,7 +162,7 @@ def _read(file: str) -> tuple[dict[str, Tensor], list[str]]:
             f"model.weights {file} is no safetensors file, or is cut short: {error}"
         ) from error
     except Exception as error:  # of any kind, since the bytes may be anything
-        raise RecipeError(_why_not(file, error)) from error
+        raise RecipeError(_explain_error(file, error)) from error
     return _tensors(file, held)
 
 
@@ -188,7 +188,7 @@ def _beside(path: Path) -> dict[str, Tensor]:
     }
 
 
-def _why_not(file: str, error: Exception) -> str:
+def _explain_error(file: str, error: Exception) -> str:
     code = re.search(r"GLOBAL (\S+)", str(error))
     if code:
         return (
@@ -207,9 +207,9 @@ def _why_not(file: str, error: Exception) -> str:
 
 
 def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
-    held_under: list[str] = []
-    while isinstance(held, Mapping) and len(held_under) < MOST_WRAPPED:
-        there = [word for word in HELD_UNDER if isinstance(held.get(word), Mapping) and held[word]]
+    state_keys: list[str] = []
+    while isinstance(held, Mapping) and len(state_keys) < MOST_WRAPPED:
+        there = [word for word in STATE_KEYS if isinstance(held.get(word), Mapping) and held[word]]
         if len(there) > 1:
             raise RecipeError(
                 f"model.weights {file} holds weights under {' and under '.join(map(repr, there))}; "
@@ -217,7 +217,7 @@ def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
             )
         if not there:
             break
-        held_under.append(there[0])
+        state_keys.append(there[0])
         held = held[there[0]]
     tensors = {}
     if isinstance(held, Mapping):
@@ -226,12 +226,12 @@ def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
         what = f"a {type(held).__name__}"
         if isinstance(held, Mapping) and held:
             what += f" of {some_of(list(map(str, held)))}"
-        *others, last = map(repr, HELD_UNDER)
+        *others, last = map(repr, STATE_KEYS)
         raise RecipeError(
             f"model.weights {file} holds no tensors by name but {what}; expected a state_dict, or "
             f"one under {', '.join(others)} or {last}"
         )
-    return tensors, held_under
+    return tensors, state_keys
 
 
 def _without_pieces(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ PATHS = "paths"
 
 CONCATENATE = (torch.cat, torch.concat, torch.concatenate)
 
-DRAWS = ("dropout", "rand", "bernoulli", "rrelu")
+RANDOM_NAMES = ("dropout", "rand", "bernoulli", "rrelu")
 """Parts of the names of functions and layers that draw random numbers."""
 
 
@@ -122,7 +122,7 @@ def _check(layer: nn.Module, groups: Sequence[Sequence[fx.Node]]) -> None:
     for name in (
         called for nodes in groups[1:] for node in nodes for called in _called(layer, node)
     ):
-        if any(word in name.lower() for word in DRAWS):
+        if any(word in name.lower() for word in RANDOM_NAMES):
             raise NoPathsError(f"a path draws random numbers ({name}), which all ranks must draw")
 
 

@@ -144,7 +144,7 @@ def choose_layers(model: nn.Module, words: Mapping[str, str]) -> dict[str, str]:
         for name in matching:
             has_weights = bool(list(named[name].parameters(recurse=False)))
             if has_weights and name not in (*fitting, *inner):
-                raise RecipeError(f"split: {name} {_what_would_do(named[name], word)}")
+                raise RecipeError(f"split: {name} {_split_advice(named[name], word)}")
         if not fitting:
             raise RecipeError(f"split: {_no_match(named, pattern, word)}")
         for name in fitting:
@@ -213,7 +213,7 @@ def _outer(name: str, names: Iterable[str]) -> str | None:
     return next((outer for outer in names if name.startswith(f"{outer}.")), None)
 
 
-def _what_would_do(layer: nn.Module, word: str) -> str:
+def _split_advice(layer: nn.Module, word: str) -> str:
     kind = type(layer).__name__
     others = [other for other in SPLITS if can_split(layer, other)]
     would = f"it can be by {' or '.join(others)}" if others else "leave it out of the pattern"

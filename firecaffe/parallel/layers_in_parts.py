@@ -24,8 +24,8 @@ from firecaffe.parallel import flow
 from firecaffe.parallel.cut import Cut, cut
 from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.own_samples import OwnSamples
-from firecaffe.parallel.rows import seen_of
-from firecaffe.parallel.slide import Slide, check_enough, padding_of
+from firecaffe.parallel.rows import input_rows_of
+from firecaffe.parallel.slide import Slide, check_num_rows, padding_of
 from firecaffe.parallel.tensor import TensorInParts, copies_of, parts_of
 
 Piece = tuple[int, range]
@@ -170,7 +170,7 @@ class OverRows(nn.Module):
     def _in_rows(self, x: Tensor, outputs: int) -> TensorInParts:
         group, dim = self.place.group, x.ndim - 2
         rows = x.shape[dim]
-        check_enough(self.place.name, rows, outputs, group.num_parts)
+        check_num_rows(self.place.name, rows, outputs, group.num_parts)
         ends = cut(rows, group.num_parts)
         return TensorInParts(group, parts_of(x, group, ends, dim), ends, dim, self.place.name)
 
@@ -193,7 +193,7 @@ class ConvOverRows(OverRows):
 
     def forward(self, x: Tensor) -> Tensor:
         in_rows = self._in_rows(x, self._slide.outputs(x.shape[-2]))
-        ends, seen = seen_of(in_rows, self._slide, 0.0)
+        ends, seen = input_rows_of(in_rows, self._slide, 0.0)
         weights, biases = self._copies(self.weight), self._copies(self.bias)
         output_parts = [
             F.conv2d(F.pad(part, self._columns), weight, bias, *self._rest)
@@ -263,7 +263,7 @@ def over_rows(layer: nn.Module, place: SplitPlace) -> OverRows:
     return over
 
 
-def check_called(
+def check_row_counts(
     network: nn.Module, names: Iterable[str], num_parts: int, call: Callable[[], object]
 ) -> None:
     """Call the whole network. Raises: RecipeError if a layer by rows sees fewer rows than parts."""
@@ -281,10 +281,10 @@ def check_called(
         for hook in hooks:
             hook.remove()
     for name, (rows, outputs) in seen.items():
-        check_enough(name, rows, outputs, num_parts)
+        check_num_rows(name, rows, outputs, num_parts)
 
 
-def check_rows(name: str, layer: nn.Module) -> None:
+def check_padding(name: str, layer: nn.Module) -> None:
     """Check the padding. Raises: RecipeError if it is not of zeros."""
     mode = getattr(layer, "padding_mode", "zeros")
     if mode != "zeros":

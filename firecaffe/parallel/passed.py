@@ -41,7 +41,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     return tensors
 
 
-def check_apart(tensors: Sequence[Tensor]) -> None:
+def check_no_alias(tensors: Sequence[Tensor]) -> None:
     """Check that tensors share no memory, which sending would separate. Raises: RecipeError."""
     filled = [tensor for tensor in tensors if tensor.numel()]
     if len({tensor.untyped_storage().data_ptr() for tensor in filled}) < len(filled):

@@ -164,7 +164,7 @@ def is_in_rows(x: "TensorInParts") -> bool:
     return x.ndim in (3, 4) and x.cut_dim == x.ndim - 2
 
 
-def seen_of(x: "TensorInParts", slide: Slide, fill: float) -> tuple[Cut, list[Tensor]]:
+def input_rows_of(x: "TensorInParts", slide: Slide, fill: float) -> tuple[Cut, list[Tensor]]:
     """Return the cut of the output rows, and own parts' input rows, padded with `fill`."""
     rows = x.shape[x.cut_dim]
     ends = cut(slide.outputs(rows), x.group.num_parts)
@@ -192,9 +192,9 @@ def max_pool(
 ) -> Any:
     """Apply `F.max_pool2d` in parts; NotImplemented if it needs the whole."""
     slide = pool_slide(kernel_size, stride, padding, dilation, ceil_mode)
-    if return_indices or not _can_go_on(x, slide):
+    if return_indices or not _can_stay_in_rows(x, slide):
         return NotImplemented
-    ends, seen = seen_of(x, slide, -inf)
+    ends, seen = input_rows_of(x, slide, -inf)
     settings = kernel_size, stride, (0, pair(padding)[1]), dilation, ceil_mode
     return x.with_parts([F.max_pool2d(part, *settings) for part in seen], ends)
 
@@ -209,9 +209,9 @@ def average_pool(
     divisor_override: int | None = None,
 ) -> Any:
     slide = pool_slide(kernel_size, stride, padding, 1, ceil_mode)
-    if not _can_go_on(x, slide):
+    if not _can_stay_in_rows(x, slide):
         return NotImplemented
-    ends, seen = seen_of(x, slide, 0.0)
+    ends, seen = input_rows_of(x, slide, 0.0)
     settings = kernel_size, stride, (0, pair(padding)[1]), ceil_mode, count_include_pad
     averages = [F.avg_pool2d(part, *settings, divisor_override) for part in seen]
     if divisor_override is None:
@@ -219,13 +219,13 @@ def average_pool(
         if not count_include_pad:
             low, high = low + slide.before, high - slide.after
         averages = [
-            _divided_anew(part, slide, range(ends[number], ends[number + 1]), low, high)
+            _rescaled_means(part, slide, range(ends[number], ends[number + 1]), low, high)
             for number, part in zip(cycle(x.group.own), averages, strict=False)
         ]
     return x.with_parts(averages, ends)
 
 
-def _divided_anew(means: Tensor, slide: Slide, outputs: range, low: int, high: int) -> Tensor:
+def _rescaled_means(means: Tensor, slide: Slide, outputs: range, low: int, high: int) -> Tensor:
     # Divides by the number of rows that count, which are those in [low, high), instead of all.
     counts = []
     for output in outputs:
@@ -237,5 +237,5 @@ def _divided_anew(means: Tensor, slide: Slide, outputs: range, low: int, high: i
     return means * torch.tensor(by, dtype=means.dtype, device=means.device).view(-1, 1)
 
 
-def _can_go_on(x: "TensorInParts", slide: Slide) -> bool:
+def _can_stay_in_rows(x: "TensorInParts", slide: Slide) -> bool:
     return is_in_rows(x) and slide.outputs(x.shape[x.cut_dim]) >= x.group.num_parts

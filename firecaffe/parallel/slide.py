@@ -69,7 +69,7 @@ def pair(value: Any) -> tuple[int, int]:
     return value, value
 
 
-def check_enough(name: str, rows: int, outputs: int, num_parts: int) -> None:
+def check_num_rows(name: str, rows: int, outputs: int, num_parts: int) -> None:
     """Check rows. Raises: RecipeError if there are fewer input or output rows than parts."""
     if min(rows, outputs) < num_parts:
         raise RecipeError(

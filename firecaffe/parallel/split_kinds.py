@@ -28,7 +28,7 @@ from firecaffe.parallel.layers_in_parts import (
     MadeParts,
     SplitLayer,
     SplitPlace,
-    check_rows,
+    check_padding,
     over_rows,
 )
 from firecaffe.parallel.slide import ROWS
@@ -199,7 +199,7 @@ def elements_of(layer: nn.Module, word: str) -> tuple[int, str]:
 def check_elements(name: str, layer: nn.Module, word: str, num_parts: int) -> None:
     """Check a layer. Raises: RecipeError if it cannot be cut into so many parts."""
     if word == ROWS:
-        check_rows(name, layer)
+        check_padding(name, layer)
         return
     size, what = elements_of(layer, word)
     if size < num_parts:

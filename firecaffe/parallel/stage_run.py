@@ -29,7 +29,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import RecipeError
 from firecaffe.generators import TORCH, all_states, changed
-from firecaffe.parallel.passed import Packed, check_apart, pack, room_for, tensors_in, unpack
+from firecaffe.parallel.passed import Packed, check_no_alias, pack, room_for, tensors_in, unpack
 from firecaffe.parallel.stages import ORDERS, Stage
 from firecaffe.transport.lane import Line
 from firecaffe.transport.worker import Worker, raise_failure, wait_for
@@ -211,10 +211,10 @@ class StageRunner:
         self.waited_s = 0.0
         """Seconds of the last step in which this stage waited for others."""
         before, after = stage.number - 1, stage.number + 1
-        self._from_before = None if stage.is_first else Receiver(group, before)
-        self._to_before = None if stage.is_first else Sender(group, before)
-        self._to_after = None if stage.is_last else Sender(group, after)
-        self._from_after = None if stage.is_last else Receiver(group, after)
+        self._from_previous = None if stage.is_first else Receiver(group, before)
+        self._to_previous = None if stage.is_first else Sender(group, before)
+        self._to_next = None if stage.is_last else Sender(group, after)
+        self._from_next = None if stage.is_last else Receiver(group, after)
 
     def __enter__(self) -> Self:
         return self
@@ -223,7 +223,7 @@ class StageRunner:
         self.close(wait=kind is None)
 
     def close(self, wait: bool = True) -> None:
-        for channel in (self._to_before, self._to_after, self._from_before, self._from_after):
+        for channel in (self._to_previous, self._to_next, self._from_previous, self._from_next):
             if channel is not None:
                 channel.close(wait)
 
@@ -238,7 +238,7 @@ class StageRunner:
         actions = self._order(self.stage.num_stages, len(leaves), self.stage.number)
         # One value is received while another is computed.
         left = {True: len(leaves), False: len(leaves)}
-        for receiver in (self._from_before, self._from_after):
+        for receiver in (self._from_previous, self._from_next):
             if receiver is not None and leaves:
                 receiver.ask()
         for action in actions:
@@ -249,8 +249,8 @@ class StageRunner:
                 continue
             now = held.pop(leaf)
             yield ReadyPass(leaf, self._root(now, is_more), now.kept)
-            if self._to_before is not None:
-                self._to_before.send(now.arrivals.gradients)
+            if self._to_previous is not None:
+                self._to_previous.send(now.arrivals.gradients)
 
     @torch.no_grad()
     def outputs(
@@ -265,29 +265,29 @@ class StageRunner:
         previous stage's end. All ranks pass the same numbers and finish. Raises: as `run`.
         """
         on_way: deque[Future[None]] = deque()
-        if self._from_before is not None and numbers:
-            self._from_before.ask()
+        if self._from_previous is not None and numbers:
+            self._from_previous.ask()
         for place, number in enumerate(numbers):
-            if self._from_before is None:
+            if self._from_previous is None:
                 taken: tuple[Any, ...] = (inputs(number),)
             else:
-                (taken, states), _ = self._take(self._from_before, place + 1 < len(numbers))
+                (taken, states), _ = self._take(self._from_previous, place + 1 < len(numbers))
                 self._set_generators(states)
             with self.arithmetic():
                 given = stage.module(*taken)
-            if self._to_after is not None:
-                check_apart(tensors_in(given))
-                on_way.append(self._to_after.send((given, self._generators())))
+            if self._to_next is not None:
+                check_no_alias(tensors_in(given))
+                on_way.append(self._to_next.send((given, self._generators())))
                 if len(on_way) > AHEAD:  # a slower stage sets the pace
-                    self._to_after.wait(on_way.popleft())
-            yield number, given if self._to_after is None else None
+                    self._to_next.wait(on_way.popleft())
+            yield number, given if self._to_next is None else None
 
     def _forward(self, leaf: int, micro_batches: MicroBatches[Any], is_more: bool) -> _Held:
         wanted: list[Tensor] = []
-        if self._from_before is None:
+        if self._from_previous is None:
             taken: tuple[Any, ...] = (micro_batches.inputs(leaf),)
         else:
-            (taken, states), wanted = self._take(self._from_before, is_more)
+            (taken, states), wanted = self._take(self._from_previous, is_more)
             self._set_generators(states)
         arrivals = Arrivals(wanted)
         before = None if self._has_looked else all_states()
@@ -295,22 +295,22 @@ class StageRunner:
             stack.enter_context(own_buffers(self.stage.module))
             with self.arithmetic():
                 given = self.stage.module(*taken)
-                if self._to_after is None:
+                if self._to_next is None:
                     given = micro_batches.loss(leaf, given)
             kept = micro_batches.end(leaf)
         if before is not None:
             self._check_drawn(changed(before))
         ends = tensors_in(given)
-        if self._to_after is not None:
-            check_apart(ends)
-            self._to_after.send((given, self._generators()))
+        if self._to_next is not None:
+            check_no_alias(ends)
+            self._to_next.send((given, self._generators()))
         return _Held(arrivals, [end for end in ends if end.requires_grad], kept)
 
     def _check_drawn(self, generators: Sequence[str]) -> None:
         # The states of python's and numpy's generators do not go from stage to stage.
         self._has_looked = True
         others = [generator for generator in generators if generator != TORCH]
-        if others and self._from_before is not None:
+        if others and self._from_previous is not None:
             raise RecipeError(
                 f"stages: layers of stage {self.stage.number} draw from {' and '.join(others)}, "
                 "whose state does not go from stage to stage; draw from torch's, or train without "
@@ -318,9 +318,9 @@ class StageRunner:
             )
 
     def _root(self, held: _Held, is_more: bool) -> Tensor | None:
-        if self._from_after is None:
+        if self._from_next is None:
             return held.ends[0] if held.ends else None
-        gradients, _ = self._take(self._from_after, is_more)
+        gradients, _ = self._take(self._from_next, is_more)
         return root_of(held.ends, gradients)
 
     def _take(self, receiver: Receiver, is_more: bool) -> tuple[Any, list[Tensor]]:

@@ -30,7 +30,7 @@ METADATA: set[Function] = {
     *(Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size),
 }
 
-EACH_ELEMENT: set[Function] = {
+PER_ELEMENT: set[Function] = {
     *(F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, F.relu6, F.hardtanh),
     *(F.leaky_relu, F.elu, F.selu, F.celu, F.gelu, F.silu, F.mish, F.softplus, F.softsign),
     *(F.threshold, F.hardswish, F.hardsigmoid, F.logsigmoid, F.hardshrink, F.softshrink),
@@ -44,20 +44,20 @@ EACH_ELEMENT: set[Function] = {
 }
 """Functions of each element by itself, of one tensor or of several with equal shapes."""
 
-EACH_CHANNEL: set[Function] = {
+PER_CHANNEL: set[Function] = {
     *(F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d),
     *(F.lp_pool2d, F.upsample, F.interpolate),
 }
 """Functions of each channel of images by itself, over its rows and columns."""
 
 
-OF_THE_TENSOR_ITSELF = ("__setitem__", "__set__", "register_hook", "retain_grad")
+IN_PLACE_NAMES = ("__setitem__", "__set__", "register_hook", "retain_grad")
 
 
-def is_of_tensor_itself(func: Function) -> bool:
+def is_in_place(func: Function) -> bool:
     """Whether a function changes its first argument, going by torch's names, or hooks it."""
     name = getattr(func, "__name__", "")
-    return name in OF_THE_TENSOR_ITSELF or (name.endswith("_") and not name.endswith("__"))
+    return name in IN_PLACE_NAMES or (name.endswith("_") and not name.endswith("__"))
 
 
 def go_on(
@@ -68,9 +68,9 @@ def go_on(
 ) -> Any:
     """Apply a function to tensors in parts (`found`); NotImplemented if it needs whole tensors."""
     x = found[0]
-    if func in EACH_ELEMENT:
+    if func in PER_ELEMENT:
         return _part_by_part(func, found, args, kwargs)
-    if func in EACH_CHANNEL and x.cut_dim == x.ndim - 3:
+    if func in PER_CHANNEL and x.cut_dim == x.ndim - 3:
         return _part_by_part(func, found, args, kwargs)
     rule = RULES.get(func)
     if rule is None or not args or args[0] is not x:
@@ -85,7 +85,7 @@ def _part_by_part(
     kwargs: Mapping[str, Any],
 ) -> Any:
     x = in_parts[0]
-    in_place = is_of_tensor_itself(func) and len(args) > 0 and args[0] is x
+    in_place = is_in_place(func) and len(args) > 0 and args[0] is x
     own_of: dict[int, Sequence[Tensor]] = {}
     for argument in (*args, *kwargs.values()):
         if any(argument is other for other in in_parts):
@@ -242,7 +242,7 @@ class TensorInParts(Tensor):
 
     def gathered(self) -> Tensor:
         """Return the whole tensor; parts that several functions need whole are gathered once."""
-        self.check_followed()
+        self.check_autograd()
         known = self._gathered
         wants_gradient = torch.is_grad_enabled() and self.own[0].requires_grad
         if known is None or (wants_gradient and not known.requires_grad):
@@ -250,7 +250,7 @@ class TensorInParts(Tensor):
             self._gathered = known
         return known
 
-    def check_followed(self) -> None:
+    def check_autograd(self) -> None:
         """Check that no autograd.Function made it: gradients would be lost. Raises: RecipeError."""
         if self.requires_grad and not self.own[0].requires_grad:
             _refuse_gradient(self.maker)
@@ -276,11 +276,11 @@ class TensorInParts(Tensor):
             if isinstance(argument, TensorInParts)
         ]
         for tensor in in_parts:
-            tensor.check_followed()
+            tensor.check_autograd()
         result = go_on(func, in_parts, args, kwargs) if in_parts else NotImplemented
         if result is not NotImplemented:
             return result
-        if in_parts and in_parts[0] is (*args, None)[0] and is_of_tensor_itself(func):
+        if in_parts and in_parts[0] is (*args, None)[0] and is_in_place(func):
             raise RecipeError(
                 f"split: {func.__name__} is called on the output of {in_parts[0].maker} itself, "
                 "which is in parts; use a function that returns a new tensor, or leave "

@@ -223,12 +223,12 @@ def folded(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> li
     ]
 
 
-NO_ACCURACY = "whose cost in accuracy is not forecast"
+ACCURACY_CAVEAT = "whose cost in accuracy is not forecast"
 
 
 def _way(exchange: str, compressor: str) -> str:
     if compressor != NO_COMPRESSOR:
-        return f"compressor {compressor}, {NO_ACCURACY},"
+        return f"compressor {compressor}, {ACCURACY_CAVEAT},"
     return f"exchange {exchange}"
 
 

@@ -24,12 +24,12 @@ from firecaffe.planner.cluster import Cluster, Link, MeasuredStep
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.of_recipe import workload_of
 from firecaffe.planner.simulate import Network
-from firecaffe.planner.step_cost import slowest_of
+from firecaffe.planner.step_cost import slowest_over_mean
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.rank_times import require_timings
 from firecaffe.runs.run_folder import FORECAST, read_run_file
-from firecaffe.runs.schemas import TaughtForecast
+from firecaffe.runs.schemas import LearnableForecast
 from firecaffe.runs.score import measured_parts
 
 Model = Callable[[Mapping[str, float], Any], float]
@@ -149,7 +149,7 @@ def learn(
     scatter = [
         run.parts["stragglers_s"]
         / run.parts["compute_s"]
-        / (slowest_of(run.world_size, 1.0, run.micro_batches) - 1)
+        / (slowest_over_mean(run.world_size, 1.0, run.micro_batches) - 1)
         for run in runs
         if run.world_size > 1
     ]
@@ -196,7 +196,7 @@ def _read(folder: Path, trust_code: bool) -> FinishedRun:
         raise RunError(
             f"{folder}: its network is split over workers; a plan learns from whole networks"
         )
-    predicted = read_run_file(folder, FORECAST, TaughtForecast)
+    predicted = read_run_file(folder, FORECAST, LearnableForecast)
     return FinishedRun(
         folder,
         workload_of(recipe),

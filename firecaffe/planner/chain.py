@@ -20,7 +20,13 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
 from firecaffe.parallel.cut import cut
 from firecaffe.parallel.find_paths import PATHS, path_sizes
-from firecaffe.parallel.slide import Slide, check_enough, crossing_between, part_windows, pool_slide
+from firecaffe.parallel.slide import (
+    Slide,
+    check_num_rows,
+    crossing_between,
+    part_windows,
+    pool_slide,
+)
 from firecaffe.parallel.volumes import by_both
 from firecaffe.planner.layer_traffic import Layer, layers_on, paths_of
 from firecaffe.planner.rows_and_paths import PathModule, rows_of
@@ -52,11 +58,11 @@ class ImageRows:
     def outputs(self) -> int:
         return self.rows if self.slide is None else self.slide.outputs(self.rows)
 
-    def can_go_on(self, parts: int) -> bool:
+    def can_be_cut(self, parts: int) -> bool:
         return self.outputs >= parts
 
     def check(self, name: str, parts: int) -> None:
-        check_enough(name, self.rows, self.outputs, parts)
+        check_num_rows(name, self.rows, self.outputs, parts)
 
     def given(self, parts: int, workers: int) -> float:
         """The largest worker's share of the input's rows."""
@@ -120,7 +126,7 @@ def images_in(network: nn.Module, run: Callable[[], object]) -> Mapping[str, Ima
     return images
 
 
-PART_BY_PART = (
+CHANNEL_WISE = (
     *BY_ELEMENT,
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d, nn.Flatten),
 )
@@ -221,7 +227,7 @@ def _modules(network: nn.Module, inputs: Any, paths: Collection[str]) -> Modules
         handle.remove()
     return Modules(
         layers,
-        {name for name, part in named.items() if type(part) in PART_BY_PART},
+        {name for name, part in named.items() if type(part) in CHANNEL_WISE},
         {name for name, part in named.items() if type(part) is nn.Dropout},
         {name: (channels[norm], norm.size - 1) for name, norm in norms.items() if norm in channels},
         images,

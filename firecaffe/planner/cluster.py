@@ -158,11 +158,11 @@ def load_cluster(name_or_path: str) -> Cluster:
     return parse_cluster(values, name_or_path)
 
 
-OF_RECIPES = {"data", "model", "solver", "train"}
+RECIPE_SECTIONS = {"data", "model", "solver", "train"}
 
 
 def parse_cluster(words: dict[str, Any], name: str) -> Cluster:
-    if OF_RECIPES & words.keys():
+    if RECIPE_SECTIONS & words.keys():
         raise RecipeError(f"cluster {name}: a recipe; expected a file that describes a cluster")
     words = {"name": name, **words}
     try:

@@ -9,17 +9,19 @@ from math import prod
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.leaves import num_nodes
-from firecaffe.gradients.compressors import COMPRESSORS, ONE_BY_ONE
+from firecaffe.gradients.compressors import COMPRESSORS, FIXED_LENGTH
 from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
 from firecaffe.planner.price import Prices
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.workload import Workload
 
-MEASURED = ONE_BY_ONE
+MEASURED = FIXED_LENGTH
 """Compressors whose times for any vector also hold for a network's gradients."""
 
 PRICED = tuple(
-    name for name, codec in COMPRESSORS.items() if isinstance(codec, LowRank) or name in ONE_BY_ONE
+    name
+    for name, codec in COMPRESSORS.items()
+    if isinstance(codec, LowRank) or name in FIXED_LENGTH
 )
 """Compressors with a price; what the others send depends on the gradients."""
 
@@ -68,7 +70,7 @@ def coded_gradients_s(
     return coded_s(name, sent_share(name, workload), nodes, network, memory_rate, sizes)
 
 
-def half_coded_s(size_bytes: float, memory_rate: float) -> float:
+def encoding_s(size_bytes: float, memory_rate: float) -> float:
     """Seconds to encode a gradient for a server; decoding takes as long."""
     return PASSES / 2 * size_bytes / memory_rate
 
@@ -77,13 +79,13 @@ def sent_share(name: str, workload: Workload) -> float:
     """Bytes of an encoded node over its bytes as float32."""
     if isinstance(codec := COMPRESSORS[name], LowRank):
         shapes = [shape for layer in workload.layers for shape in layer.shapes]
-        thin = sum(_thin(shape, codec.rank) for shape in shapes)
+        thin = sum(_low_rank_elements(shape, codec.rank) for shape in shapes)
         return thin * BYTES_PER_ELEMENT / max(1, workload.parameter_bytes)
-    return share_of_any(name)
+    return fixed_share(name)
 
 
-def share_of_any(name: str) -> float:
-    """Bytes of an encoded node over its bytes as float32, for a codec of ONE_BY_ONE."""
+def fixed_share(name: str) -> float:
+    """Bytes of an encoded node over its bytes as float32, for a codec of FIXED_LENGTH."""
     codec = COMPRESSORS[name]
     if isinstance(codec, RowCodec):
         return codec.row_bytes / (codec.row_elements * BYTES_PER_ELEMENT)
@@ -92,7 +94,7 @@ def share_of_any(name: str) -> float:
     return codec.share
 
 
-def _thin(shape: tuple[int, ...], rank: int) -> int:
+def _low_rank_elements(shape: tuple[int, ...], rank: int) -> int:
     if len(shape) < 2:
         return prod(shape)
     rows, columns = shape[0], prod(shape[1:])

@@ -77,7 +77,7 @@ def kernels_s(
     layer: LayerWork, workload: Workload, device: Device, images: int
 ) -> Iterator[tuple[str, float, float]]:
     """Yield the class, forward and backward of each kernel of a layer; casts are element-wise."""
-    on = OnDevice.of(workload.precision, workload.channels_last, device)
+    on = DeviceRates.of(workload.precision, workload.channels_last, device)
     share = layer.backward_share
     for kernel in layer.whole_kernels:
         own_s, backward_s = on.kernel_s(kernel, images), 0.0
@@ -95,7 +95,7 @@ def kernels_s(
 
 
 @dataclass(frozen=True)
-class OnDevice:
+class DeviceRates:
     """A device's rates in one arithmetic, with its library's shares of them."""
 
     arithmetic: str
@@ -106,7 +106,7 @@ class OnDevice:
 
     @classmethod
     @lru_cache(maxsize=256)
-    def of(cls, precision: str, channels_last: bool, device: Device) -> "OnDevice":
+    def of(cls, precision: str, channels_last: bool, device: Device) -> "DeviceRates":
         flops, memory = _rates(precision, device)
         arithmetic = HALF if precision in HALF_PRECISION else precision
         rates = rates_of(device.library, arithmetic)

@@ -24,7 +24,7 @@ from firecaffe.planner.epochs_law import Epochs
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device
 from firecaffe.planner.published_trainings import epochs_law_of
 from firecaffe.planner.simulate import Network
-from firecaffe.planner.step_cost import Scales, Step, StepCost, own_exchange
+from firecaffe.planner.step_cost import Scales, Step, StepCost, recipe_exchange
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import Workload
 from firecaffe.resume_advice import option
@@ -241,7 +241,7 @@ def forecasts(
         check_plan(workload, cluster, world_size)
         chosen = exchanges_on(cluster, world_size) if exchanges is None else exchanges
         if exchanges is None and update_of(workload, world_size).to_owners:
-            chosen = [own_exchange(workload, cluster, world_size) or "tree"]
+            chosen = [recipe_exchange(workload, cluster, world_size) or "tree"]
         chosen = chosen if world_size > 1 else ["tree"]  # a single worker has no exchange
         is_plain = NO_COMPRESSOR in compressors or world_size == 1
         rows += [forecast(workload, cluster, world_size, name) for name in chosen if is_plain]
@@ -262,7 +262,7 @@ def is_own(row: Forecast, workload: Workload, cluster: Cluster) -> bool:
     if row.workers == 1 or row.compressor != workload.compressor:
         return False
     is_encoded = row.compressor != NO_COMPRESSOR
-    return is_encoded or row.exchange == own_exchange(workload, cluster, row.workers)
+    return is_encoded or row.exchange == recipe_exchange(workload, cluster, row.workers)
 
 
 def fastest(rows: Sequence[Forecast]) -> list[Forecast]:

@@ -6,7 +6,7 @@ from statistics import median, quantiles
 
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast, forecast
-from firecaffe.planner.learn_rates import Learned, RatedTraining, RateRow
+from firecaffe.planner.learn_rates import Posterior, RatedTraining, RateRow
 from firecaffe.value_checks import count_of
 
 
@@ -70,7 +70,7 @@ def judged_rates(
     ]
 
 
-def judgement(learned: Learned) -> list[str]:
+def judgement_lines(learned: Posterior) -> list[str]:
     """Describe the errors of forecasts of rows without `fit`: a line each, and a summary."""
     clusters = [learned.cluster_of(number) for number in range(len(learned.trainings))]
     judged = judged_rates(learned.trainings, clusters)

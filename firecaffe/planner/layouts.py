@@ -172,7 +172,7 @@ def _divisors(number: int) -> Iterator[int]:
     return (divisor for divisor in range(1, number + 1) if number % divisor == 0)
 
 
-def layouts_of_words(
+def layouts_of_recipe(
     chain: Sequence[Unit], words: ParallelConfig, chosen: Mapping[str, str], workers: int
 ) -> list[LayerLayout]:
     """Return the layout of each unit, by a recipe's [parallel].

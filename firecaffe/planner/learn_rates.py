@@ -54,7 +54,7 @@ from firecaffe.planner.cluster import (
 )
 from firecaffe.planner.compute_time import micro_batch, update_s
 from firecaffe.planner.of_recipe import workload_of_model
-from firecaffe.planner.offers import FOUR_FIFTHS, USUAL, Usual
+from firecaffe.planner.offers import USUAL, Z_80, Usual
 from firecaffe.planner.precision import check_precision, in_precision
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, StepCost
@@ -237,7 +237,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Learned:
+class Posterior:
     """A cluster whose figures known rates have corrected, with the covariance of logarithms."""
 
     cluster: Cluster
@@ -249,7 +249,7 @@ class Learned:
     def _spread(self, *places: int) -> float:
         """The error of a sum of logarithms within which four fifths of cases lie."""
         variance = self.covariance[np.ix_(places, places)].sum()
-        return self.usual.band * FOUR_FIFTHS * sqrt(float(variance))
+        return self.usual.band * Z_80 * sqrt(float(variance))
 
     def cluster_of(self, number: int) -> Cluster:
         """Return the cluster as training `number` has it."""
@@ -310,7 +310,7 @@ class Learned:
             update_s=scale * update_s(work, bare),
             autocast=work.autocast,
             tf32=work.tf32,
-            error=hypot(self._spread(number), self.usual.band * FOUR_FIFTHS * self.usual.residual),
+            error=hypot(self._spread(number), self.usual.band * Z_80 * self.usual.residual),
         )
 
     def _link(self, link: Link, level: int) -> Link:
@@ -344,7 +344,7 @@ def _half_apart(steps: Sequence[MeasuredStep]) -> float:
 
 def learn_rates(
     cluster: Cluster, trainings: Sequence[RatedTraining], usual: Usual = USUAL
-) -> Learned:
+) -> Posterior:
     """Correct a cluster by the rows of trainings that are marked `fit`. Raises: RecipeError."""
     known = [row for row in priced_rows(cluster, trainings) if row.row.fit]
     return learn(cluster, trainings, known, usual)
@@ -370,7 +370,7 @@ def learn(
     trainings: Sequence[RatedTraining],
     known: Sequence[PricedRow],
     usual: Usual,
-) -> Learned:
+) -> Posterior:
     """Do as `learn_rates`, with the rows `known`, which are already priced."""
     from scipy.optimize import least_squares  # half a second, and most plans do not learn
 
@@ -397,4 +397,4 @@ def learn(
     solution = least_squares(residuals, start)
     slopes = np.asarray(solution.jac, dtype=float)
     covariance = np.linalg.inv(slopes.T @ slopes)
-    return Learned(cluster, trainings, Figures.of(solution.x, len(trainings)), covariance, usual)
+    return Posterior(cluster, trainings, Figures.of(solution.x, len(trainings)), covariance, usual)

@@ -77,7 +77,7 @@ def memory_bytes(
     micro-batch, until all are put into buckets. "sums" are nodes of the micro-batch tree that wait
     for neighbors, at most one on each level. "buckets" is what arrives of the largest one; in
     shared memory, the parts that this worker sums. "optimizer" is the largest shard, if workers
-    update shards. For saving, updating and evaluating see `beside_micro_batch`.
+    update shards. For saving, updating and evaluating see `beyond_free_memory`.
     """
     weights = float(workload.parameter_bytes)
     share = -(-workload.num_micro_batches // world_size)
@@ -105,7 +105,7 @@ def memory_bytes(
         "updating": updated * workload.update_vectors,
         "evaluating": evaluating_bytes(workload),
     }
-    return beside_micro_batch(by_purpose) | {"library": float(LIBRARY_BYTES)}
+    return beyond_free_memory(by_purpose) | {"library": float(LIBRARY_BYTES)}
 
 
 def _worst_moment(workload: Workload) -> tuple[float, float]:
@@ -149,7 +149,7 @@ def remedy(parts: dict[str, float]) -> str:
     return REMEDIES.get(largest, REMEDIES["running"])
 
 
-def beside_micro_batch(parts: dict[str, float]) -> dict[str, float]:
+def beyond_free_memory(parts: dict[str, float]) -> dict[str, float]:
     """Reduce memory needed between micro-batches to what exceeds the memory that is free then.
 
     "saving" is the first worker's copy of its state for a checkpoint (models in parts are written

@@ -16,10 +16,10 @@ from math import ceil
 from typing import Any
 
 from firecaffe.exchange.leaves import Shares, equal_shares, num_nodes
-from firecaffe.gradients.compressors import ONE_BY_ONE
+from firecaffe.gradients.compressors import FIXED_LENGTH
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster, on_cores
-from firecaffe.planner.codec_cost import half_coded_s, sent_share
+from firecaffe.planner.codec_cost import encoding_s, sent_share
 from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import Forecast, errors_of
 from firecaffe.planner.server_costs import PlannedKeeper, ServedClock, planned_keeper
@@ -79,7 +79,7 @@ def modes_of(
     return list(_Workers(workload, cluster, row, words).modes())
 
 
-def own_mode(
+def price_recipe_mode(
     workload: Workload,
     cluster: Cluster,
     row: Forecast,
@@ -177,13 +177,13 @@ class _Workers:
         self.steps = max(1, min(STEPS, most_works // self.leaves))
         network = Network(cluster.links, self.size)
         outermost = network.links[network.level(0, self.size - 1)]
-        self.codec = row.compressor if row.compressor in ONE_BY_ONE else ""
+        self.codec = row.compressor if row.compressor in FIXED_LENGTH else ""
         self.pushed_bytes = float(workload.parameter_bytes)
-        self.half_coded_s = 0.0
+        self.encoding_s = 0.0
         if self.codec:
             self.pushed_bytes *= sent_share(self.codec, workload)
             rate = device.memory_bytes_per_s * device.efficiency
-            self.half_coded_s = compute * half_coded_s(workload.parameter_bytes, rate)
+            self.encoding_s = compute * encoding_s(workload.parameter_bytes, rate)
 
         def sent_s(size_bytes: float) -> float:
             one_s = outermost.latency_s + size_bytes / outermost.bandwidth_bytes_per_s
@@ -301,9 +301,9 @@ class _Workers:
         steps = max(1, min(self.steps, self.most_works // (self.leaves * keeper.messages)))
         plan = Leaves(0, steps, steps, self.leaves, self.leaves * steps)
         policy = make_policy(config, plan, config.num_learners(self.size))
-        take_s = self.update_s / gradients_per_update(config, self.leaves) + self.half_coded_s
+        take_s = self.update_s / gradients_per_update(config, self.leaves) + self.encoding_s
         costs = keeper.costs(self.pull_s, self.push_s, take_s)
-        beside_s = keeper.beside_s(self.half_coded_s, self.update_s)
+        beside_s = keeper.beside_s(self.encoding_s, self.update_s)
         computed: list[float] = []
 
         def seconds(learner: int, count: int) -> float:
@@ -357,7 +357,7 @@ def forecast_mode(
         words = replace(words, local_steps=rounds.mean_cycle)
 
     def at(sign: int) -> PlannedMode:
-        return own_mode(workload, cluster, row, words, 1 + sign * compute, 1 + sign * link)
+        return price_recipe_mode(workload, cluster, row, words, 1 + sign * compute, 1 + sign * link)
 
     mode, low, high = at(0), at(-1), at(1)
     most_bytes = workload.parameter_bytes * max(fragment_shares(workload, words))

@@ -12,7 +12,7 @@ from firecaffe.parallel.find_paths import PATHS
 from firecaffe.planner.chain import Unit, chain_of
 from firecaffe.planner.cluster import Cluster, slower
 from firecaffe.planner.forecast import check_plan, errors_of
-from firecaffe.planner.layouts import layouts_of_words
+from firecaffe.planner.layouts import layouts_of_recipe
 from firecaffe.planner.recipe_stages import (
     Crossing,
     StageWork,
@@ -32,7 +32,7 @@ RECIPE = "recipe"
 
 
 @dataclass(frozen=True)
-class OwnLayout:
+class RecipeLayout:
     words: ParallelConfig
     chosen: Mapping[str, str]
     """The split layers, each with its word; empty with stages."""
@@ -50,7 +50,7 @@ class OwnLayout:
         return data * size == workers
 
 
-class OwnCost(Protocol):
+class LayoutCost(Protocol):
     """Prices a recipe's layout, on any number of workers that can have it."""
 
     @property
@@ -63,7 +63,7 @@ class OwnCost(Protocol):
         """
 
 
-def own_cost(config: ModelConfig, work: Workload, layout: OwnLayout) -> OwnCost:
+def layout_cost(config: ModelConfig, work: Workload, layout: RecipeLayout) -> LayoutCost:
     """Choose how to price a layout. Raises: RecipeError if it is impossible; as `chain_of`."""
     parallel = layout.words
     crossings = tuple(crossings_of(config, work, parallel.stages)) if parallel.stages else ()
@@ -81,7 +81,7 @@ def own_cost(config: ModelConfig, work: Workload, layout: OwnLayout) -> OwnCost:
 @dataclass(frozen=True)
 class _Stages:
     work: Workload
-    layout: OwnLayout
+    layout: RecipeLayout
     chain: tuple[Unit, ...]
     crossings: tuple[Crossing, ...]
 
@@ -107,14 +107,14 @@ class _SplitStages(_Stages):
         names, unstaged = self.layout.words.stages, replace(self.layout.words, stages=[])
         workers = cost.workers // layout_of(self.layout.words, cost.workers).stages
         of_stage = SplitCost(self.work, cost.cluster, self.chain, workers, cost.exchange)
-        layouts = layouts_of_words(self.chain, unstaged, self.layout.chosen, workers)
+        layouts = layouts_of_recipe(self.chain, unstaged, self.layout.chosen, workers)
         return split_stages(of_stage, layouts, names)
 
 
 @dataclass(frozen=True)
 class _Split:
     work: Workload
-    layout: OwnLayout
+    layout: RecipeLayout
     chain: tuple[Unit, ...]
 
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
@@ -125,7 +125,7 @@ class _Split:
     ) -> SplitPlan:
         cost = SplitCost(self.work, cluster, self.chain, workers, exchange)
         with _named(workers):
-            layouts = layouts_of_words(self.chain, words, self.layout.chosen, workers)
+            layouts = layouts_of_recipe(self.chain, words, self.layout.chosen, workers)
             step = cost.step(layouts)
             memory = memory_of(self.work, self.chain, layouts, cost.in_memory)
         plan = plan_of_step(RECIPE, cost, step, memory, words.row_size)
@@ -156,13 +156,13 @@ def forecast_parallel(
     config: ModelConfig,
     work: Workload,
     cluster: Cluster,
-    layout: OwnLayout,
+    layout: RecipeLayout,
     workers: int,
     exchange: str,
 ) -> dict[str, Any]:
     """Forecast a run with its band, for its folder. Raises: RecipeError if it cannot be priced."""
     check_plan(work, cluster, workers, layout.words.row_size)
-    cost = own_cost(config, work, layout)
+    cost = layout_cost(config, work, layout)
     (plan,) = cost.plans(cluster, workers, exchange)
     compute, link = errors_of(work, cluster, workers)
     low, high = (

@@ -61,7 +61,7 @@ KNOWN_SAMPLES = {
 }
 
 
-UNCOUNTED = (
+NO_DATA_TIME = (
     "how long these data take to give a sample is not known, and not in the forecast unless the "
     "cluster file has it from runs (plan --runs)"
 )
@@ -195,7 +195,7 @@ def _samples_of(data: Data) -> tuple[Samples, Layout]:
         stored_bytes = train.source.image_bytes()
     shape = train.sample_CHW if is_images(train) else ()
     is_unknown = not stored_bytes and not isinstance(train, TensorDataset)
-    said = UNCOUNTED if is_unknown else ""
+    said = NO_DATA_TIME if is_unknown else ""
     assert data.layout is not None
     return Samples(shape, num_classes(train), len(train), stored_bytes, said), data.layout
 

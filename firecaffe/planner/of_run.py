@@ -25,9 +25,9 @@ from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import is_measured
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.modes import forecast_mode, gradients_per_update, line_of
-from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel
-from firecaffe.planner.of_recipe import UNCOUNTED, cluster_for, workload_of
-from firecaffe.planner.step_cost import slowest_of
+from firecaffe.planner.of_parallel import RecipeLayout, forecast_parallel
+from firecaffe.planner.of_recipe import NO_DATA_TIME, cluster_for, workload_of
+from firecaffe.planner.step_cost import slowest_over_mean
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
@@ -96,7 +96,7 @@ class MeasuredSteps:
             jitter=jitter_of(spread, micro_batches),
         )
 
-    def of_micro_batch(self, work: Workload) -> MeasuredStep:
+    def as_measured_step(self, work: Workload) -> MeasuredStep:
         return MeasuredStep(
             model=work.model,
             micro_batch_size=work.micro_batch_size,
@@ -150,7 +150,7 @@ class PlannedRun:
         """Forecast the run, for its folder. Raises: RecipeError, ValueError if it has no price."""
         recipe, work = self.recipe, self.workload
         if self.chosen is not None:
-            layout = OwnLayout.of(recipe, self.chosen)
+            layout = RecipeLayout.of(recipe, self.chosen)
             config, size = recipe.model, self.workers
             row = forecast_parallel(config, work, cluster, layout, size, self.exchange)
             return row | self._of(cluster, row["data_s"])
@@ -159,7 +159,7 @@ class PlannedRun:
             rounds = self.rounds or Rounds(0)
             row = forecast_mode(work, cluster, planned, recipe.synchrony, rounds)
             return row | self._of(cluster, planned.data_s)
-        waits = slowest_of(self.workers, cluster.device.jitter, planned.micro_batches)
+        waits = slowest_over_mean(self.workers, cluster.device.jitter, planned.micro_batches)
         stragglers_s = planned.compute_s * (1 - 1 / waits)
         of_cluster = self._of(cluster, planned.data_s)
         return {**planned.as_dict(), "stragglers_s": stragglers_s, **of_cluster}
@@ -169,7 +169,7 @@ class PlannedRun:
             "cluster": cluster.name,
             "cluster_file": self.recipe.run.cluster,
             "about": cluster.about,
-            "is_without_data": self.workload.assumption == UNCOUNTED and not data_s,
+            "is_without_data": self.workload.assumption == NO_DATA_TIME and not data_s,
         }
 
 
@@ -217,7 +217,7 @@ class FirstForecast:
             known = [replace(row, error=measured.error) for row in cluster.device.measured]
             device = replace(cluster.device, measured=tuple(known), jitter=measured.jitter)
             return run.on(replace(cluster, device=device)) | {"made_from": asdict(measured)}
-        step, work = measured.of_micro_batch(run.workload), run.workload
+        step, work = measured.as_measured_step(run.workload), run.workload
         shared = crowding(self.cluster, run.workers, work.threads)
         step = scaled(step, 1 / shared, 1 / shared, 1 / shared)
         cluster = self._cluster(step, measured)

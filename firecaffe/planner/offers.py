@@ -18,7 +18,7 @@ from firecaffe.resume_advice import option
 from firecaffe.schema import parse_toml, read_file
 from firecaffe.user_code import shown
 
-FOUR_FIFTHS = 1.2816
+Z_80 = 1.2816
 """Standard deviations of a normal distribution within which four fifths of it lie."""
 
 
@@ -49,7 +49,7 @@ class Usual:
 
     def error(self, spread: float) -> float:
         """The error of a value with this spread within which four fifths of cases lie, rounded."""
-        return float(f"{exp(self.band * FOUR_FIFTHS * spread) - 1:.3g}")
+        return float(f"{exp(self.band * Z_80 * spread) - 1:.3g}")
 
 
 USUAL = Usual()

@@ -49,7 +49,7 @@ def check_precision(word: str, clusters: Sequence[Cluster], named: str = "") -> 
             )
 
 
-def precision_words(work: "Workload") -> str:
+def precision_text(work: "Workload") -> str:
     """The arithmetic, as the first line of a plan states it."""
     words = {
         FLOAT32: "in float32",

@@ -18,7 +18,7 @@ from firecaffe.exchange.collectives import half
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import FOLD
 from firecaffe.exchange.schedule import ALL_GATHER, ALL_REDUCE, Schedule
-from firecaffe.planner.round_prices import like_rounds, sharded_s, whole_and_latency_s
+from firecaffe.planner.round_prices import equal_rounds, sharded_s, whole_and_latency_s
 from firecaffe.planner.simulate import Network, simulate_s
 
 SIMULATED_RANKS = 16
@@ -58,7 +58,7 @@ def _whole_and_latency_s(
     if algorithm == SHARDED and is_formula:
         return sharded_s(network, num_elements), sharded_s(network, num_elements, 0)
     per_node = ranks_per_node(network)
-    rounds = like_rounds(algorithm, network.world_size, num_elements, per_node)
+    rounds = equal_rounds(algorithm, network.world_size, num_elements, per_node)
     return whole_and_latency_s(rounds, network)
 
 
@@ -102,7 +102,7 @@ class Prices:
         is_one_by_one = bool(self.across) or self.algorithm == FOLD
         return 1 if is_one_by_one else min(most, useful_lanes(self.algorithm))
 
-    def share_beside_another(self, num_elements: int, lanes: int) -> float:
+    def share_in_lanes(self, num_elements: int, lanes: int) -> float:
         """Time of vectors in all lanes at once over that in sequence; 1 if not simulated."""
         lanes = self.lanes(lanes)
         is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces

@@ -22,7 +22,7 @@ from firecaffe.planner.layouts import LayerLayout
 from firecaffe.planner.memory import memory_bytes
 from firecaffe.planner.split_step import SplitCost, SplitStep
 from firecaffe.planner.stage_times import turns
-from firecaffe.planner.step_cost import buckets_of, overlap, slowest_of
+from firecaffe.planner.step_cost import buckets_of, overlap, slowest_over_mean
 from firecaffe.planner.worker_part import micro_batches_of, part_of
 from firecaffe.planner.workload import PROFILED_IMAGES, LayerWork, Workload, on_zeros
 
@@ -191,7 +191,7 @@ def stages_step(
     length_s = max(timeline.ends_s)
     summed_s = max(end + sum_s for end, sum_s in zip(timeline.ends_s, sums_s, strict=True))
     computes_s = [rounds * (a + b) for a, b in zip(forward_s, backward_s, strict=True)]
-    waits = slowest_of(cost.workers, device.jitter, rounds)
+    waits = slowest_over_mean(cost.workers, device.jitter, rounds)
     held = [_held(*pair) for pair in zip(of_stages, orders, strict=True)]
     memory = [memory_bytes(workload, layout.batch, is_whole=False) for workload in held]
     in_bytes = zip(_sent(cost, crossed, layout), stages, strict=True)

@@ -42,7 +42,7 @@ def rounds_of(schedule: Schedule) -> Iterator[EqualRounds]:
         yield EqualRounds(1, source, destination, elements, reduce.astype(bool))
 
 
-def like_rounds(
+def equal_rounds(
     algorithm: str, world_size: int, num_elements: int, ranks_per_node: int = 1
 ) -> Iterator[EqualRounds]:
     """Rounds of an algorithm of `exchange.ALGORITHMS`, or of hierarchical(INNER,OUTER)."""
@@ -54,13 +54,13 @@ def like_rounds(
         return
     inner, outer = nested
     first = np.arange(0, world_size, ranks_per_node)
-    inside = list(like_rounds(inner, ranks_per_node, num_elements))
-    in_all = [_shifted(like_round, first) for like_round in inside]
-    yield from (like_round for like_round in in_all if like_round.reduce.all())
-    for like_round in like_rounds(outer, len(first), num_elements):
-        ends = first[like_round.source], first[like_round.destination]
-        yield EqualRounds(like_round.count, *ends, like_round.elements, like_round.reduce)
-    yield from (like_round for like_round in in_all if not like_round.reduce.any())
+    inside = list(equal_rounds(inner, ranks_per_node, num_elements))
+    in_all = [_shifted(equal_round, first) for equal_round in inside]
+    yield from (equal_round for equal_round in in_all if equal_round.reduce.all())
+    for equal_round in equal_rounds(outer, len(first), num_elements):
+        ends = first[equal_round.source], first[equal_round.destination]
+        yield EqualRounds(equal_round.count, *ends, equal_round.elements, equal_round.reduce)
+    yield from (equal_round for equal_round in in_all if not equal_round.reduce.any())
 
 
 def rounds_s(rounds: Iterator[EqualRounds], network: Network, bytes_per_element: int = 4) -> float:
@@ -72,10 +72,10 @@ def whole_and_latency_s(
 ) -> tuple[float, float]:
     """Seconds of the rounds, and of the same rounds with empty messages."""
     whole_s = latency_s = 0.0
-    for like_round in rounds:
-        once_s, empty_s = _round_s(like_round, network, bytes_per_element)
-        whole_s += like_round.count * once_s
-        latency_s += like_round.count * empty_s
+    for equal_round in rounds:
+        once_s, empty_s = _round_s(equal_round, network, bytes_per_element)
+        whole_s += equal_round.count * once_s
+        latency_s += equal_round.count * empty_s
     return whole_s, latency_s
 
 

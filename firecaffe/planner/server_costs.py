@@ -74,9 +74,9 @@ class ServedClock(SimulatedClock):
         """The transfers so far."""
 
     def _begin(self, work: Work) -> None:
-        has_it = self._versions.get(work.learner) == work.version
+        has_version = self._versions.get(work.learner) == work.version
         self._versions[work.learner] = work.version
-        self._enter(COMPUTE if has_it else PULL, work.learner, self.time_s)
+        self._enter(COMPUTE if has_version else PULL, work.learner, self.time_s)
 
     def _next_end(self) -> tuple[float, int]:
         while True:
@@ -96,7 +96,7 @@ class ServedClock(SimulatedClock):
             heapq.heappop(self._busy)
             if is_next:
                 key = place.end(end_s)
-                self._look_at(name)
+                self._push_end(name)
                 self._parts[key] -= 1
                 if not self._parts[key]:
                     return end_s, *key
@@ -106,7 +106,7 @@ class ServedClock(SimulatedClock):
         is_processor = name.startswith(PROCESSOR)
         return self._processors[name] if is_processor else self._ports[name]
 
-    def _look_at(self, name: str) -> None:
+    def _push_end(self, name: str) -> None:
         place = self._place(name)
         if place.is_busy:
             heapq.heappush(self._busy, (place.next_s, place.whose, name, place.changes))
@@ -122,7 +122,7 @@ class ServedClock(SimulatedClock):
             # as much as if each owner applied the whole gradients of its own worker.
             keeper = f"{PROCESSOR} {worker if costs.is_sharded else 0}"
             self._processors[keeper].delay(costs.take)
-            self._look_at(keeper)
+            self._push_end(keeper)
             self._updated_s = time_s = max(time_s, self._updated_s) + costs.take / costs.owners
         else:
             parts = costs.sent(worker, stage)
@@ -134,7 +134,7 @@ class ServedClock(SimulatedClock):
         for name, took in parts:
             self._place(name).add(time_s, took, (learner, stage))
         for name in dict(parts):
-            self._look_at(name)
+            self._push_end(name)
 
 
 class _Processor:
@@ -198,14 +198,14 @@ class _SharedPort:
         return self._now_s + max(0.0, self._ends[0][0] - self._served_s) * len(self._ends)
 
     def add(self, time_s: float, took: float, key: tuple[int, int]) -> None:
-        self._go_on(time_s)
+        self._advance(time_s)
         heapq.heappush(self._ends, (self._served_s + took, key))
 
     def end(self, time_s: float) -> tuple[int, int]:
-        self._go_on(time_s)
+        self._advance(time_s)
         return heapq.heappop(self._ends)[1]
 
-    def _go_on(self, time_s: float) -> None:
+    def _advance(self, time_s: float) -> None:
         self.changes += 1
         if self._ends:
             self._served_s += (time_s - self._now_s) / len(self._ends)

@@ -136,7 +136,7 @@ class EventClock:
 
 
 @dataclass(frozen=True, slots=True)
-class _OnItsWay:
+class _QueuedMessage:
     blocks: int
     block_s: float
     """Seconds to send a block; the last one may be shorter."""
@@ -158,14 +158,14 @@ class _Connection:
     out: _Port
     into: _Port
     rate: float
-    waiting: deque[_OnItsWay] = field(default_factory=deque)
+    waiting: deque[_QueuedMessage] = field(default_factory=deque)
     sent: int = 0
     """Blocks sent of the first waiting message."""
     under_way: int = 0
     """Blocks that are in line, or have left and not arrived."""
 
 
-_Block = tuple[_Connection, _OnItsWay, float, bool]
+_Block = tuple[_Connection, _QueuedMessage, float, bool]
 """(connection, message, seconds to send it, whether it is the message's last block)."""
 
 
@@ -195,11 +195,11 @@ class Ports:
         length = num_bytes / LONG_BLOCKS if is_long else BLOCK_BYTES
         blocks = max(1, ceil(num_bytes / length - 1e-9))
         last_s = (num_bytes - (blocks - 1) * length) / connection.rate
-        message = _OnItsWay(blocks, length / connection.rate, last_s, crowding, arrived)
+        message = _QueuedMessage(blocks, length / connection.rate, last_s, crowding, arrived)
         connection.waiting.append(message)
-        self._ask(connection)
+        self._fill_window(connection)
 
-    def _ask(self, connection: _Connection) -> None:
+    def _fill_window(self, connection: _Connection) -> None:
         while connection.waiting and connection.under_way < WINDOW:
             message = connection.waiting[0]
             connection.sent += 1
@@ -230,7 +230,7 @@ class Ports:
     def _arrive(self, block: _Block) -> None:
         connection, message, _, is_last = block
         connection.under_way -= 1
-        self._ask(connection)
+        self._fill_window(connection)
         if is_last:
             message.arrived()
 
@@ -333,7 +333,7 @@ class _Run:
         for actor, step in self.first:
             self._begin(actor, step)
         for actor in self.program:
-            self._go_on(actor)
+            self._advance(actor)
         self.clock.run()
         return max(self.clock.now_s, *self.done_s.values(), 0.0)
 
@@ -363,9 +363,9 @@ class _Run:
         self.arrived_s[key] = self.clock.now_s
         self.missing[key] -= 1
         if not self.missing[key]:
-            self._go_on(message.destination)
+            self._advance(message.destination)
 
-    def _go_on(self, actor: int) -> None:
+    def _advance(self, actor: int) -> None:
         program = self.program[actor]
         while self.place[actor] < len(program):
             key = actor, program[self.place[actor]]

@@ -49,8 +49,8 @@ MOST_TRAFFICS = 4
 def best_layouts(cost: SplitCost, first: Sequence[Sequence[LayerLayout]] = ()) -> list[LayerLayout]:
     """Find the layouts of the shortest step. first: further candidates."""
     layouts = possible(cost)
-    computes, gradients = own_costs(cost, layouts)
-    between = between_costs(cost, layouts)
+    computes, gradients = costs_by_layout(cost, layouts)
+    between = boundary_costs(cost, layouts)
     candidates = [list(given) for given in first]
     for exposed in EXPOSED:
         unit_costs = [a + exposed * b for a, b in zip(computes, gradients, strict=True)]
@@ -90,7 +90,9 @@ def possible(cost: SplitCost) -> list[LayerLayout]:
     return layouts
 
 
-def own_costs(cost: SplitCost, layouts: Sequence[LayerLayout]) -> tuple[list[Array], list[Array]]:
+def costs_by_layout(
+    cost: SplitCost, layouts: Sequence[LayerLayout]
+) -> tuple[list[Array], list[Array]]:
     """Seconds to compute each unit, and to sum its gradients, by layout; infinite if impossible.
 
     `is_apart` is evaluated as if all workers shared some layer's batch.
@@ -124,7 +126,7 @@ def _line(cost: SplitCost, model: int) -> tuple[float, float]:
     return max(0.0, few - slope_s * SIZES[0]), slope_s
 
 
-def between_costs(cost: SplitCost, layouts: Sequence[LayerLayout]) -> list[Array]:
+def boundary_costs(cost: SplitCost, layouts: Sequence[LayerLayout]) -> list[Array]:
     """Seconds between each unit and the next one, shape (layouts, layouts of the next)."""
     tables: dict[bool, tuple[Array, Array, Array]] = {}
     shares = np.array([micro_batches_of(cost.work, layout) for layout in layouts])

@@ -29,7 +29,13 @@ from firecaffe.planner.forecast import forecast
 from firecaffe.planner.layouts import LayerLayout, through
 from firecaffe.planner.price import Prices, ranks_per_node
 from firecaffe.planner.simulate import Network
-from firecaffe.planner.step_cost import ReadyBucket, overlap, prices_of, slowest_of, storage_s
+from firecaffe.planner.step_cost import (
+    ReadyBucket,
+    overlap,
+    prices_of,
+    slowest_over_mean,
+    storage_s,
+)
 from firecaffe.planner.update_price import UPDATES
 from firecaffe.planner.worker_part import (
     Layouts,
@@ -117,15 +123,15 @@ class SplitCost:
         between += [self.inside(*placement, most) for placement in placements]
         updated = updated_bytes(work, self.chain, layouts)
         own_s = computed_s + slowed_s - backward_s
-        meeting_s = self.meeting_s(layouts)
+        row_waits_s = self.row_waits_s(layouts)
         # Workers that wait for each other at exchanges reach the end of the step together.
-        apart = self.workers // self._row(layouts) if meeting_s else self.workers
-        late_s = own_s * (slowest_of(apart, device.jitter, rounds) - 1)
+        apart = self.workers // self._row(layouts) if row_waits_s else self.workers
+        late_s = own_s * (slowest_over_mean(apart, device.jitter, rounds) - 1)
         step = SplitStep(
             compute_s=own_s + late_s,
             stragglers_s=late_s,
             data_s=rounds * data_s(work, device),
-            activations_s=sum(seconds for seconds, _ in between) + meeting_s,
+            activations_s=sum(seconds for seconds, _ in between) + row_waits_s,
             exposed_communication_s=exposed_s + self.network.agreement_s(self._row(layouts)),
             update_s=update_s(work, device, updated / max(1, work.parameter_bytes)),
             gradients_bytes=sum(
@@ -138,13 +144,13 @@ class SplitCost:
         waits_s = storage_s(work, self.cluster, self.workers, step.step_s)
         return replace(step, data_s=step.data_s + waits_s)
 
-    def meeting_s(self, layouts: Layouts) -> float:
+    def row_waits_s(self, layouts: Layouts) -> float:
         """Seconds for which workers wait for the slowest of a row before they exchange activations.
 
         Times between two exchanges vary independently. Each has the share of a micro-batch's
         variance that it has of the micro-batch's time.
         """
-        late = slowest_of(self._row(layouts), self.cluster.device.jitter, 1) - 1
+        late = slowest_over_mean(self._row(layouts), self.cluster.device.jitter, 1) - 1
         rounds = min(micro_batches_of(self.work, layout) for layout in layouts)
         runs_s, run_s = list[float](), 0.0
         for seconds, ends in self._runs(layouts):
@@ -340,7 +346,7 @@ class SplitCost:
         together = 1.0
         if len(sent) > 1:
             model, largest = max(sent, key=lambda entry: entry[1].num_elements)
-            together = self.prices(model).share_beside_another(largest.num_elements, lanes)
+            together = self.prices(model).share_in_lanes(largest.num_elements, lanes)
         buckets = [bucket for _, bucket in sent]
         slowdown = self.cluster.device.exchange_slowdown
         slowed_s, exposed_s = overlap(buckets, taken_s, backward_s, lanes, together, slowdown)

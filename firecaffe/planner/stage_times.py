@@ -25,7 +25,7 @@ from firecaffe.planner.compute_time import data_s, update_s
 from firecaffe.planner.layouts import LayerLayout
 from firecaffe.planner.memory import memory_bytes
 from firecaffe.planner.split_step import SplitCost, SplitStep, weights_bytes
-from firecaffe.planner.step_cost import slowest_of
+from firecaffe.planner.step_cost import slowest_over_mean
 from firecaffe.planner.worker_part import micro_batches_of
 
 Array = NDArray[np.float64]
@@ -92,7 +92,7 @@ def _step(
         ((sum_numbers(layout.batch, weight_bytes), sum(ends)) for weight_bytes, ends in sent),
         key=sum,
     )
-    waits = slowest_of(cost.workers, device.jitter, micro_batches)
+    waits = slowest_over_mean(cost.workers, device.jitter, micro_batches)
     return SplitStep(
         compute_s=turns * own_s * waits,
         stragglers_s=turns * own_s * (waits - 1),

@@ -46,7 +46,7 @@ class Scales:
     slowdown: float = 1.0
 
 
-AS_SAID = Scales()
+UNSCALED = Scales()
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def overlap(
     return ended_s, now_s - ended_s
 
 
-def slowest_of(world_size: int, jitter: float, micro_batches: float) -> float:
+def slowest_over_mean(world_size: int, jitter: float, micro_batches: float) -> float:
     """The expected time of the slowest worker over the mean. micro_batches: per worker and step."""
     if world_size == 1:
         return 1.0
@@ -141,20 +141,20 @@ class StepCost:
         self._exchange_s: dict[int, list[float]] = {}
         self._shares: dict[int, float] = {}
 
-    def step(self, world_size: int, by: Scales = AS_SAID) -> Step:
+    def step(self, world_size: int, by: Scales = UNSCALED) -> Step:
         device, work = self.cluster.device, self.workload
         share = ceil(work.num_micro_batches / world_size)
         taken_s = [by.exchange * seconds for seconds in self._exchanges(world_size)]
         backward_s = by.compute * sum(self.one.backward_s)
         ready = [ReadyBucket(by.compute * one.ready_s, one.num_elements) for one in self.buckets]
-        lanes, share_beside = self._lanes(world_size), self._share_beside(world_size)
+        lanes, lanes_share = self._lanes(world_size), self._share_in_lanes(world_size)
         slowdown = by.slowdown * device.exchange_slowdown
-        beside_s, exposed_s = overlap(ready, taken_s, backward_s, lanes, share_beside, slowdown)
+        beside_s, exposed_s = overlap(ready, taken_s, backward_s, lanes, lanes_share, slowdown)
         own_s = by.compute * share * self.one.compute_s + beside_s - backward_s
         update = update_of(work, world_size)
         gather_s = by.exchange * update.back_s(work, Network(self.cluster.links, world_size))
         updated = update.updated_bytes(work, world_size) / max(1, work.parameter_bytes)
-        slowest = slowest_of(world_size, by.jitter * device.jitter, share)
+        slowest = slowest_over_mean(world_size, by.jitter * device.jitter, share)
         step = Step(
             compute_s=own_s * slowest,
             data_s=by.compute * share * data_s(work, device),
@@ -197,7 +197,7 @@ class StepCost:
             return 1
         return self._prices(Network(self.cluster.links, world_size)).lanes(self.cluster.lanes)
 
-    def _share_beside(self, world_size: int) -> float:
+    def _share_in_lanes(self, world_size: int) -> float:
         lanes = self._lanes(world_size)
         if lanes == 1 or len(self.buckets) < 2:
             return 1.0
@@ -205,7 +205,7 @@ class StepCost:
             network = Network(self.cluster.links, world_size)
             size = max(bucket.num_elements for bucket in self.buckets)
             prices = self._prices(network)
-            self._shares[world_size] = prices.share_beside_another(size, lanes)
+            self._shares[world_size] = prices.share_in_lanes(size, lanes)
         return self._shares[world_size]
 
 
@@ -243,7 +243,7 @@ def storage_s(
     return max(0.0, factor * taken_s - step_s)
 
 
-def own_exchange(workload: Workload, cluster: Cluster, world_size: int) -> str:
+def recipe_exchange(workload: Workload, cluster: Cluster, world_size: int) -> str:
     """Return the recipe's exchange, for `auto` the chosen one, or "" if there is no recipe."""
     if workload.exchange != AUTO:
         return workload.exchange

@@ -13,7 +13,7 @@ from firecaffe.parallel.slide import ROWS
 from firecaffe.planner.between import Exchanges, MessageTraffic
 from firecaffe.planner.chain import ImageRows, PathWork, Unit
 from firecaffe.planner.layouts import Form, LayerLayout
-from firecaffe.planner.memory import beside_micro_batch, evaluating_bytes, memory_bytes
+from firecaffe.planner.memory import beyond_free_memory, evaluating_bytes, memory_bytes
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import LayerWork, Workload
 
@@ -38,7 +38,7 @@ def cut_where_gathered(
             images.check(unit.name, parts)
         stays = layer + 1
         for images in unit.images[stays:]:
-            if images is None or not images.can_go_on(parts):
+            if images is None or not images.can_be_cut(parts):
                 break
             stays += 1
         tail = unit.works[stays:]
@@ -335,7 +335,7 @@ def memory_of(
     }
     copied = by_purpose["parameters"] + by_purpose["optimizer"]
     made = updated * work.update_vectors
-    return beside_micro_batch(
+    return beyond_free_memory(
         by_purpose
         | {
             "saving": copied if is_whole else 0.0,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from firecaffe.data.dataset import Layout, TensorLayout, tree_words
+from firecaffe.data.dataset import Layout, TensorLayout, tree_text
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.config import NO_COMPRESSOR
@@ -211,7 +211,7 @@ def on_zeros(
     try:
         return use(network, inputs)
     except Exception as error:
-        said = f"{config.name} does not take an input of {tree_words(layout.inputs)}"
+        said = f"{config.name} does not take an input of {tree_text(layout.inputs)}"
         if config.name not in MODELS:
             raise failed(f"{said}: it", error) from error
         raise RecipeError(f"{said}: {str(error).splitlines()[0]}") from error
@@ -287,7 +287,7 @@ def vectors_of(solver: SolverConfig) -> Vectors:
         parameter.grad = torch.ones(SHAPE)
         try:
             optimizer.step()  # the first step makes the vectors that are kept
-            with torch.no_grad(), _Made() as made:
+            with torch.no_grad(), _CountMatrices() as made:
                 optimizer.step()
         except Exception as error:  # a user's may take no matrix, and still fit the network
             raise failed(f"solver.type {solver.type!r}: a step of a matrix", error) from error
@@ -296,7 +296,7 @@ def vectors_of(solver: SolverConfig) -> Vectors:
     return Vectors(kept, made.most)
 
 
-class _Made(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _CountMatrices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.most = self._now = 0

@@ -14,7 +14,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.record import check_loggers
 from firecaffe.solvers.rate_policy import check_policy
 from firecaffe.synchrony.config import check_synchrony
-from firecaffe.value_checks import check_kinds
+from firecaffe.value_checks import check_types
 
 CheckedRecipe = NewType("CheckedRecipe", Recipe)
 """A recipe whose settings are possible, each by itself and all together."""
@@ -38,7 +38,7 @@ def check_recipe(recipe: Recipe, **given: Any) -> CheckedRecipe:
     from firecaffe.solvers.optimizer import check_solver
     from firecaffe.tasks.known_tasks import check_task
 
-    check_kinds(recipe)
+    check_types(recipe)
     check_task(recipe.task)
     check_train(recipe.train)
     check_mixing(recipe.data)

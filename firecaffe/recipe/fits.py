@@ -13,7 +13,7 @@ from firecaffe.synchrony.config import (
     BACKUP,
     LOCAL,
     SynchronyConfig,
-    learners_that_do_not_fit,
+    learner_count_problem,
 )
 from firecaffe.value_checks import LARGEST, MOST_MICRO_BATCHES
 
@@ -183,7 +183,7 @@ def _simulated_learners(recipe: Recipe) -> str:
     synchrony = recipe.synchrony
     if not synchrony.is_served or synchrony.clock != "simulated":
         return ""
-    return learners_that_do_not_fit(
+    return learner_count_problem(
         synchrony, synchrony.learners, f"synchrony.learners, {synchrony.learners}"
     )
 

@@ -9,7 +9,7 @@ import tomli_w
 
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.recipe.sections import Recipe
-from firecaffe.solvers.rate_policy import OVER_THE_TRAINING
+from firecaffe.solvers.rate_policy import LENGTH_DEPENDENT
 from firecaffe.synchrony.config import EVERY_STEP
 from firecaffe.user_code import REFERENCES, without_folder
 
@@ -56,16 +56,16 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
             settings["parallel.scheme"] = recipe.parallel.scheme
     for section, is_on in (("prune", recipe.prune.is_on), ("share", recipe.share.is_on)):
         if is_on:
-            settings |= _words_of(recipe, section)
+            settings |= _section_settings(recipe, section)
     synchrony = recipe.synchrony
-    if recipe.solver.lr_policy in OVER_THE_TRAINING or synchrony.depends_on_last_step:
+    if recipe.solver.lr_policy in LENGTH_DEPENDENT or synchrony.depends_on_last_step:
         settings["train.steps"] = steps
     if synchrony.mode != EVERY_STEP:
-        settings |= _words_of(recipe, "synchrony")
+        settings |= _section_settings(recipe, "synchrony")
     return settings
 
 
-def _words_of(recipe: Recipe, section: str) -> dict[str, Any]:
+def _section_settings(recipe: Recipe, section: str) -> dict[str, Any]:
     return {
         name: value
         for name, value in flatten(recipe).items()

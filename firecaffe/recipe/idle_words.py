@@ -8,7 +8,7 @@ from typing import Any
 
 from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.terms import (
-    CAFFES_NET,
+    CAFFE_NET,
     DEFAULTS,
     OWN_CODE,
     REAL_CLOCK,
@@ -28,9 +28,9 @@ from firecaffe.recipe.terms import (
 from firecaffe.solvers.config import MAY_CYCLE
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, LOCAL, SERVED, STALE
 
-COUNTS_WITH: dict[str, Condition | AllOf] = {
+EFFECTIVE_IF: dict[str, Condition | AllOf] = {
     "data.args": is_("data.name", OWN_CODE),
-    "task.args": is_not("task.name", CAFFES_NET),
+    "task.args": is_not("task.name", CAFFE_NET),
     "parallel.parts": SPLIT,
     "parallel.model": ROW,
     "prune.how": any_of(on("prune.keep"), on("prune.threshold")),
@@ -38,10 +38,10 @@ COUNTS_WITH: dict[str, Condition | AllOf] = {
         is_("solver.momentum_form", "caffe"), is_("solver.type", "sgd", "nesterov")
     ),
     "data.path": is_(
-        "data.name", "fashion-mnist", "mnist", "cifar10", "folder", "packed", CAFFES_NET
+        "data.name", "fashion-mnist", "mnist", "cifar10", "folder", "packed", CAFFE_NET
     ),
     "data.resize": is_("data.name", "folder", "packed"),
-    "data.decode_threads": is_("data.name", "folder", "packed", CAFFES_NET),
+    "data.decode_threads": is_("data.name", "folder", "packed", CAFFE_NET),
     "data.on_error": is_("data.name", "folder", "packed"),
     "data.exif": is_("data.name", "folder", "packed"),
     "data.cache": is_("data.name", "packed"),
@@ -120,9 +120,9 @@ def with_effect(facts: Facts) -> Facts:
 
     def value(word: str) -> Any:
         if word not in effective:
-            counts_with = COUNTS_WITH.get(word)
-            others = {} if counts_with is None else {o: value(o) for o in words_of((counts_with,))}
-            counts = counts_with is None or counts_with.holds(others)
+            condition = EFFECTIVE_IF.get(word)
+            others = {} if condition is None else {o: value(o) for o in words_of((condition,))}
+            counts = condition is None or condition.holds(others)
             effective[word] = facts[word] if counts else DEFAULTS[word]
         return effective[word]
 
@@ -134,14 +134,14 @@ def idle_words(recipe: Recipe) -> dict[str, str]:
     facts = facts_of(recipe, {})
     effective = with_effect(facts)
     return {
-        word: _line(word, counts_with, facts, effective)
-        for word, counts_with in COUNTS_WITH.items()
+        word: _line(word, condition, facts, effective)
+        for word, condition in EFFECTIVE_IF.items()
         if facts[word] != effective[word]
     }
 
 
-def _line(word: str, counts_with: Condition | AllOf, facts: Facts, effective: Facts) -> str:
-    missed = counts_with.missed(effective) if isinstance(counts_with, AllOf) else counts_with
+def _line(word: str, condition: Condition | AllOf, facts: Facts, effective: Facts) -> str:
+    missed = condition.missed(effective) if isinstance(condition, AllOf) else condition
     others = words_of((missed,))
     said = " and ".join(
         f"{other} is {facts[other]!r}"

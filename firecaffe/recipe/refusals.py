@@ -15,7 +15,7 @@ from firecaffe.recipe.idle_words import with_effect
 from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.terms import (
     BY_SERVER,
-    CAFFES_NET,
+    CAFFE_NET,
     CODEC,
     CONSTRAINED,
     FLOAT16,
@@ -23,7 +23,6 @@ from firecaffe.recipe.terms import (
     IN_SHARDS,
     LOCKLESS,
     NOT_EVERY_STEP,
-    OF_MANY_LENGTHS,
     OUT_OF_ORDER,
     OWN_SOLVER,
     ROW,
@@ -31,6 +30,7 @@ from firecaffe.recipe.terms import (
     SHARES,
     SIMULATED,
     TRANSFORMS,
+    VARIABLE_LENGTH,
     Facts,
     Refusal,
     any_of,
@@ -62,7 +62,7 @@ _DATA = (
         "take data.order = samples",
     ),
     Refusal(
-        (any_of(*TRANSFORMS), is_("data.name", CAFFES_NET)),
+        (any_of(*TRANSFORMS), is_("data.name", CAFFE_NET)),
         "the transform_param of the net's data layers decides",
         "leave the word out",
     ),
@@ -83,7 +83,7 @@ _EXCHANGE = (
 
 _SERVED = (
     Refusal(
-        (is_("exchange.compressor", OF_MANY_LENGTHS), BY_SERVER),
+        (is_("exchange.compressor", VARIABLE_LENGTH), BY_SERVER),
         "a server takes gradients one by one, each in as many bytes",
         "use one of float16, bfloat16, int8, one_bit, top_k",
         "unwritten",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from firecaffe.data import Data, SampleOrder, drawing_of, shard_counts
+from firecaffe.data import Data, SampleOrder, shard_counts, weighted_draws
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import Shares, equal_shares
@@ -185,5 +185,5 @@ def sample_order(recipe: Recipe, data: Data) -> SampleOrder:
         config.global_batch_size,
         config.micro_batch_size,
         shard_counts(data.train, recipe.data),
-        drawing_of(data.train, recipe.data.balance),
+        weighted_draws(data.train, recipe.data.balance),
     )

@@ -37,7 +37,7 @@ GIVEN: dict[str, Any] = {
 """Facts outside a recipe, with defaults: arguments of `firecaffe.train`, and the ranks."""
 
 
-def words_in(recipe: Recipe) -> dict[str, Any]:
+def settings_in(recipe: Recipe) -> dict[str, Any]:
     return {
         f"{section}.{word}": value
         for section, config in vars(recipe).items()
@@ -45,7 +45,7 @@ def words_in(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-DEFAULTS: dict[str, Any] = {**words_in(Recipe()), **GIVEN}
+DEFAULTS: dict[str, Any] = {**settings_in(Recipe()), **GIVEN}
 
 SAID = {
     "workers": "{} workers",
@@ -63,7 +63,7 @@ TOLD = {**SAID, "workers": "several workers", "hosts": "several hosts", "system"
 
 
 def facts_of(recipe: Recipe, given: Facts) -> Facts:
-    return {**GIVEN, **words_in(recipe), **given}
+    return {**GIVEN, **settings_in(recipe), **given}
 
 
 class Default(Enum):
@@ -247,7 +247,7 @@ class Refusal:
 
 
 OWN_CODE = TermKind("code of your own", is_reference)
-CAFFES_NET = TermKind("caffe:PATH", is_caffe)
+CAFFE_NET = TermKind("caffe:PATH", is_caffe)
 
 
 def _leaves_the_tree(algorithm: str) -> bool:
@@ -259,12 +259,12 @@ OUT_OF_ORDER = TermKind("one that leaves the tree's order", _leaves_the_tree)
 
 def _needs_all(compressor: str) -> bool:
     # Codecs load torch, which reading a recipe does not need.
-    from firecaffe.gradients.compressors import ONE_BY_ONE
+    from firecaffe.gradients.compressors import FIXED_LENGTH
 
-    return compressor not in (NO_COMPRESSOR, *ONE_BY_ONE)
+    return compressor not in (NO_COMPRESSOR, *FIXED_LENGTH)
 
 
-OF_MANY_LENGTHS = TermKind("threshold or power_sgd", _needs_all)
+VARIABLE_LENGTH = TermKind("threshold or power_sgd", _needs_all)
 
 CODEC = on("exchange.compressor")
 FLOAT16 = is_("train.autocast", "float16")

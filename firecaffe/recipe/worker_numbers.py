@@ -13,7 +13,7 @@ from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.recipe.fits import SIZES, raise_first
 from firecaffe.recipe.refusals import OF_RANKS, check_together, is_refused
 from firecaffe.recipe.sections import Recipe
-from firecaffe.synchrony.config import LOCAL, SynchronyConfig, learners_that_do_not_fit
+from firecaffe.synchrony.config import LOCAL, SynchronyConfig, learner_count_problem
 from firecaffe.value_checks import count_of
 
 T = TypeVar("T")
@@ -182,7 +182,7 @@ def _too_few_sums(ranks: int, nodes: int, of_what: str, level: int) -> str:
     )
 
 
-def check_takes_workers(words: SynchronyConfig) -> None:
+def check_joinable(words: SynchronyConfig) -> None:
     """Check a run for --join. Raises: RecipeError if workers cannot join after its start."""
     if not words.has_real_server:
         raise RecipeError(
@@ -206,7 +206,7 @@ def _enough_learners(recipe: Recipe, workers: Workers) -> str:
     in_flight = (
         f" with synchrony.in_flight {synchrony.in_flight}" if synchrony.in_flight > 1 else ""
     )
-    return learners_that_do_not_fit(synchrony, count, f"{count}, the learners of {of}{in_flight}")
+    return learner_count_problem(synchrony, count, f"{count}, the learners of {of}{in_flight}")
 
 
 def _enough_replicas(recipe: Recipe, workers: Workers) -> str:

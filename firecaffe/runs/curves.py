@@ -34,20 +34,20 @@ def is_simulated(run: TableRun) -> bool:
 
 
 def staleness_of(run: TableRun) -> float | None:
-    row = _of_server(run)
+    row = _server_row(run)
     return None if row is None else float(row["mean_staleness"])
 
 
 def given_up(run: TableRun) -> int:
     """Count the samples of micro-batches that a server dropped, each as a whole micro-batch."""
-    row = _of_server(run)
+    row = _server_row(run)
     size = int(run.words.get("train.micro_batch_size", 1))
     return 0 if row is None else int(row["dropped"]) * size
 
 
 def sent_per_step(run: TableRun) -> float | None:
     """Return the mean bytes that all ranks send in a step; with a server, after the warm steps."""
-    row = _of_server(run)
+    row = _server_row(run)
     if row is None:
         by_rank = run.result.get("sent_bytes_per_step_by_rank", [None])
         return None if None in by_rank else float(sum(by_rank))
@@ -61,7 +61,7 @@ def trained_samples(run: TableRun) -> int:
     return samples_seen(run) - given_up(run)
 
 
-def _of_server(run: TableRun) -> dict[str, Any] | None:
+def _server_row(run: TableRun) -> dict[str, Any] | None:
     row = run.result.get("synchrony")
     if run.words.get("synchrony.mode") not in SERVED or not isinstance(row, dict):
         return None

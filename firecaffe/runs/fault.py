@@ -24,7 +24,7 @@ from firecaffe.errors import (
     memory_full,
 )
 from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, TOGETHER, Fault
-from firecaffe.files import alone_in, write_json
+from firecaffe.files import folder_lock, write_json
 from firecaffe.runs.schemas import FaultRow, StepRow
 from firecaffe.schema import read_file, read_rows
 
@@ -69,12 +69,12 @@ def fault_of(error: BaseException, rank: int, host: str, step: int) -> Fault | N
     if isinstance(error, NotFiniteError | DivergedError) and error.step:
         step = error.step  # on a GPU, a later step is under way by now
     name = f"{type(error).__name__}: " if kind == "exception" else ""
-    goes_along = isinstance(error, FirecaffeError) and error.goes_along
-    seen = ANOTHER if goes_along else ITSELF
+    is_secondary = isinstance(error, FirecaffeError) and error.is_secondary
+    seen = ANOTHER if is_secondary else ITSELF
     return Fault(kind, rank, host, step, seen, " ".join(f"{name}{error}".split()))
 
 
-def known_in(folder: Path | None, fault: Fault) -> Fault:
+def with_can_resume(folder: Path | None, fault: Fault) -> Fault:
     """Add whether the run folder has a checkpoint, from which the same command resumes."""
     checkpoints = None if folder is None else folder / "checkpoints"
     if checkpoints is not None and not checkpoints.is_dir():
@@ -86,7 +86,7 @@ def known_in(folder: Path | None, fault: Fault) -> Fault:
 def write_fault(folder: Path, fault: Fault, then: str = UNKNOWN_NEXT) -> str:
     """Record a fault once, before earlier ones. Return why that failed; empty if written."""
     try:
-        with alone_in(folder):
+        with folder_lock(folder):
             earlier = _read(folder / NAME)
             known = next((row for row in _newest(earlier) if is_same(row, fault, then)), None)
             if known is not None:
@@ -108,7 +108,7 @@ def settle_fault(folder: Path | None, fault: Fault, then: str) -> Fault:
     """Complete a fault for a launcher with the rank's last step, and record it in the folder."""
     if folder is None:
         return fault
-    fault = known_in(folder, fault)
+    fault = with_can_resume(folder, fault)
     if fault.step == 0:
         fault = dataclasses.replace(fault, step=_step_under_way(folder, fault.rank))
     problem = write_fault(folder, fault, then)

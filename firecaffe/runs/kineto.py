@@ -77,21 +77,23 @@ def read_trace(path: Path) -> tuple[int, list[dict[str, Any]]]:
         )
     has_gpu = any(event.cat == KERNEL for event in events)
     kind = KERNEL if has_gpu else OPERATOR
-    talks = _covered(e for e in events if COMMUNICATION.search(e.name))
-    works = _covered(
+    comms = _merged_spans(e for e in events if COMMUNICATION.search(e.name))
+    works = _merged_spans(
         e
         for e in events
         if e.cat == kind and not COMMUNICATION.search(e.name) and "c10d" not in e.name
     )
-    fetches = _covered(e for e in events if DATA.search(e.name))
-    updates = _covered(e for e in events if UPDATE.search(e.name) and (e.cat == ON_GPU) == has_gpu)
+    fetches = _merged_spans(e for e in events if DATA.search(e.name))
+    updates = _merged_spans(
+        e for e in events if UPDATE.search(e.name) and (e.cat == ON_GPU) == has_gpu
+    )
     rows = []
     for number, (start, stop) in steps:
         inside = (start, stop)
         update = _length(_within(updates, inside))
         work = _within(works, inside)
-        talk = _within(talks, inside)
-        hidden = _length(_common(talk, work))
+        comm = _within(comms, inside)
+        hidden = _length(_common(comm, work))
         fetch = _within(fetches, inside)
         # A GPU continues while the CPU fetches; on a CPU fetching runs operators too.
         data = _length(fetch) - (_length(_common(fetch, work)) if has_gpu else 0.0)
@@ -102,8 +104,8 @@ def read_trace(path: Path) -> tuple[int, list[dict[str, Any]]]:
                 "step": number,
                 "data_s": data / 1e6,
                 "compute_s": (_length(work) - others) / 1e6,
-                "exposed_communication_s": (_length(talk) - hidden) / 1e6,
-                "exchange_s": _length(talk) / 1e6,
+                "exposed_communication_s": (_length(comm) - hidden) / 1e6,
+                "exchange_s": _length(comm) / 1e6,
                 "update_s": update / 1e6,
                 "step_s": (stop - start) / 1e6,
             }
@@ -152,7 +154,7 @@ def _unpacked(path: Path) -> bytes | bytearray:
     return data
 
 
-def _covered(events: Iterable[Event]) -> list[Interval]:
+def _merged_spans(events: Iterable[Event]) -> list[Interval]:
     # All lists of intervals in this file are sorted and without overlaps.
     merged: list[Interval] = []
     for start, stop in sorted(event.span for event in events):

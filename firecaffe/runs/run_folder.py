@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RunError
-from firecaffe.files import remove_aside, written_aside
+from firecaffe.files import atomic_replace, remove_if_exists
 from firecaffe.runs.schemas import SCHEMAS, DigestsRow, LossRow, RecipeWords, StepRow, WeightsRow
 from firecaffe.schema import parse_toml, read_file, read_rows
 
@@ -106,10 +106,10 @@ def continue_run_folder(folder: Path, step: int) -> None:
     try:
         for path in (folder / "checkpoints").glob(".*.partial"):
             if ".before." not in path.name:  # keep a whole checkpoint, perhaps the only one
-                remove_aside(path)
+                remove_if_exists(path)
         for path in [*records, *(folder / "timings").glob("*.jsonl")]:
             if path.is_file():
-                with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
+                with atomic_replace(path) as aside, open(aside, "w", encoding="utf-8") as file:
                     for row in read_rows(path, StepRow):
                         if row["step"] <= step:
                             file.write(json.dumps(row) + "\n")

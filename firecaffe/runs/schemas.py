@@ -289,7 +289,7 @@ class StagesForecast(StepForecast):
     idle: Real
 
 
-class TaughtForecast(TypedDict):
+class LearnableForecast(TypedDict):
     """The entries of a forecast from which a plan learns."""
 
     exchange: str

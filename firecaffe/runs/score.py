@@ -30,7 +30,7 @@ from firecaffe.schema import checked
 
 
 @dataclass(frozen=True)
-class KeptForecast:
+class LastForecast:
     """The last forecast of a run, which may have replaced the one made before the first step."""
 
     place: Path
@@ -49,7 +49,7 @@ class KeptForecast:
         return row
 
 
-def read_forecast(folder: Path, timings: Rows) -> KeptForecast | None:
+def read_forecast(folder: Path, timings: Rows) -> LastForecast | None:
     """Read a run's last forecast that later steps can score; None without one. Raises: RunError."""
     place = folder / FORECAST
     if not place.is_file():
@@ -62,8 +62,8 @@ def read_forecast(folder: Path, timings: Rows) -> KeptForecast | None:
             rank: [row for row in rows if row["step"] >= last] for rank, rows in timings.items()
         }
         if any(len(rows) > 1 for rows in later.values()):
-            return KeptForecast(place, refined, later, first.get("step_s"))
-    return KeptForecast(place, first, timings)
+            return LastForecast(place, refined, later, first.get("step_s"))
+    return LastForecast(place, first, timings)
 
 
 LEAST_GAIN = 0.01

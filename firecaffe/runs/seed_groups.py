@@ -43,7 +43,7 @@ from firecaffe.runs.statistics import (
     ratios,
 )
 
-NOT_OF_A_GROUP = ("train.seed", "environment.host", "environment.commit", "environment.source")
+IGNORED_IN_GROUPS = ("train.seed", "environment.host", "environment.commit", "environment.source")
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def _key(run: TableRun) -> str:
     settings = {
         word: value
         for word, value in run.words.items()
-        if word not in NOT_OF_A_GROUP and not word.startswith(("run.", "checkpoint."))
+        if word not in IGNORED_IN_GROUPS and not word.startswith(("run.", "checkpoint."))
     }
     done = [code_of(run), *(run.result[name] for name in ("world_size", "steps", "data"))]
     return repr((sorted(settings.items(), key=lambda item: item[0]), done))
@@ -163,7 +163,7 @@ def differing_conditions(runs: Sequence[TableRun]) -> list[str]:
     conditions = [
         word
         for word in differing_words(runs)
-        if word.startswith("environment.") and word not in NOT_OF_A_GROUP
+        if word.startswith("environment.") and word not in IGNORED_IN_GROUPS
     ]
     return [*conditions, *(["the code"] if len({code_of(run) for run in runs}) > 1 else [])]
 

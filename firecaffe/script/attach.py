@@ -19,8 +19,8 @@ from torch import nn, optim
 from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.from_script import from_script
-from firecaffe.cluster.groups import attempt, who_am_i
-from firecaffe.cluster.world import lasting_store
+from firecaffe.cluster.groups import attempt, rank_and_size
+from firecaffe.cluster.world import launcher_store
 from firecaffe.errors import RunError
 from firecaffe.parallel.layer_split import Split
 from firecaffe.runs.record import JsonLines
@@ -37,9 +37,9 @@ class Attached:
     """Writes FOLDER/timings/rank-R.jsonl, a row for each step, until `detach`."""
 
     def __init__(self, model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> None:
-        rank, _ = who_am_i()
+        rank, _ = rank_and_size()
         path = Path(folder).absolute() / "timings" / f"rank-{rank}.jsonl"
-        store, key = lasting_store(), f"firecaffe/attached/{path}"
+        store, key = launcher_store(), f"firecaffe/attached/{path}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             goes_on = store is not None and _is_of_earlier_attempt(store, key)

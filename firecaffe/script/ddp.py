@@ -41,9 +41,9 @@ from firecaffe.script.script_arguments import (
     check_group,
     check_model,
     check_network,
-    check_sums_nothing,
+    check_not_wrapped,
     check_words,
-    tell_of_own_state,
+    warn_of_own_state,
 )
 from firecaffe.script.script_exchange import (
     DDPBucket,
@@ -299,7 +299,7 @@ def parallelize(
     """
     bound = bind("parallelize", SIGNATURE, (module, *ddp_arguments), ddp_options, WORDS)
     check_network("parallelize", "module", module)
-    check_sums_nothing("parallelize", "module", module, "give the network itself")
+    check_not_wrapped("parallelize", "module", module, "give the network itself")
     check_words(exchange, compressor, timeout_s)
     check_group("parallelize", bound.arguments.get("process_group"))
     check_model(module, compressor, bound.arguments)
@@ -318,5 +318,5 @@ def parallelize(
         cap_bytes = BUCKET_BYTES if largest is None else max(1, int(largest * 1024 * 1024))
         state.meet(device, bucket_sizes(sum(p.nbytes for p in trained), cap_bytes))
         parallel.register_comm_hook(state, exchange_bucket)
-        tell_of_own_state(parallel.module, "parallelize", averages=False)
+        warn_of_own_state(parallel.module, "parallelize", averages=False)
     return parallel

@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed import ProcessGroup
 
-from firecaffe.cluster.agree import agree, take_from_first
+from firecaffe.cluster.agree import agree, copy_from_first
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.group import Group
 from firecaffe.errors import CheckpointError
@@ -34,12 +34,12 @@ from firecaffe.script.script_arguments import (
     NothingToTrainError,
     check_group,
     check_network,
+    check_not_wrapped,
     check_number,
     check_optimizer,
-    check_sums_nothing,
     check_whole_number,
     check_words,
-    tell_of_own_state,
+    warn_of_own_state,
 )
 from firecaffe.script.script_exchange import (
     check_encodable,
@@ -273,7 +273,7 @@ def average_locally(
     Sources are in docs/explanation/synchrony.md.
     """
     check_network("average_locally", "model", model)
-    check_sums_nothing("average_locally", "model", model, "give the network itself, model.module")
+    check_not_wrapped("average_locally", "model", model, "give the network itself, model.module")
     check_words(exchange, compressor, timeout_s)
     check_group("average_locally", process_group)
     _check(every, outer, outer_lr, outer_momentum, inner_momentum)
@@ -298,7 +298,7 @@ def average_locally(
     shapes = {name: [str(parameter.dtype), *parameter.shape] for name, parameter in trained.items()}
     facts = {"the words of average_locally": str(words), "what average_locally counts": counted}
     agree(world, {**facts, "the model": json.dumps(shapes)})
-    take_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
+    copy_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
     named = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in trained.items()}
     if world.exchange_group is None:
         opened = Exchange(world, find_route("tree", 1, 1))
@@ -310,7 +310,7 @@ def average_locally(
     reducer = GradientReducer(
         named,
         range(len(named)),
-        buffers.no_changes(),
+        buffers.zero_changes(),
         torch.zeros(0, device=device),
         world.world_size,
         opened,
@@ -322,7 +322,7 @@ def average_locally(
     )
     _averaged.add(optimizer)
     weakref.finalize(training, _close, reducer, world)
-    tell_of_own_state(model, "average_locally", averages=True)
+    warn_of_own_state(model, "average_locally", averages=True)
     return training
 
 

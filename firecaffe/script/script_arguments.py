@@ -47,7 +47,7 @@ class SecondHookError(RecipeError, RuntimeError):
 
 
 @contextmanager
-def _of_arguments() -> Iterator[None]:
+def _as_argument_error() -> Iterator[None]:
     try:
         yield
     except RecipeError as error:
@@ -56,7 +56,7 @@ def _of_arguments() -> Iterator[None]:
         raise ArgumentError(str(error)) from None
 
 
-@_of_arguments()
+@_as_argument_error()
 def check_words(exchange: str, compressor: str, timeout_s: float | None) -> None:
     """Raise RecipeError if an argument is impossible, or two do not go together."""
     if not isinstance(exchange, str):
@@ -75,11 +75,11 @@ def check_words(exchange: str, compressor: str, timeout_s: float | None) -> None
             f"compressor {compressor} adds in the order of the tree, which exchange {exchange} "
             "does not keep; use tree"
         )
-    check_patience(timeout_s)
+    check_timeout_s(timeout_s)
 
 
-@_of_arguments()
-def check_patience(timeout_s: float | None) -> None:
+@_as_argument_error()
+def check_timeout_s(timeout_s: float | None) -> None:
     if timeout_s is None:
         return
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
@@ -87,7 +87,7 @@ def check_patience(timeout_s: float | None) -> None:
     check_timeout("timeout_s", timeout_s)
 
 
-@_of_arguments()
+@_as_argument_error()
 def check_model(module: nn.Module, compressor: str, options: Mapping[str, Any]) -> None:
     """Raise RecipeError if gradients of a model would not go through the exchange."""
     if isinstance(options.get("device_ids"), str):
@@ -125,7 +125,12 @@ def check_model(module: nn.Module, compressor: str, options: Mapping[str, Any]) 
                 )
 
 
-SUMMING = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
+GRADIENT_WRAPPERS = (
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "FSDPModule",
+    "DeepSpeedEngine",
+)
 """Names of classes that sum their gradients themselves. Their modules are mostly not imported."""
 
 
@@ -144,13 +149,15 @@ def check_network(function: str, word: str, value: Any) -> None:
     raise ArgumentError(f"{function}: {word} is {described}")
 
 
-def check_sums_nothing(function: str, word: str, network: nn.Module, instead: str) -> None:
+def check_not_wrapped(function: str, word: str, network: nn.Module, instead: str) -> None:
     """Raise ArgumentError if a part of the network sums its gradients itself.
 
     All gradients would then be sent twice. `instead` says what to do.
     """
     for name, part in network.named_modules():
-        classes = [kind.__name__ for kind in type(part).__mro__ if kind.__name__ in SUMMING]
+        classes = [
+            kind.__name__ for kind in type(part).__mro__ if kind.__name__ in GRADIENT_WRAPPERS
+        ]
         if classes:
             place = f"{word}.{name} is" if name else f"{word} is"
             raise ArgumentError(
@@ -210,7 +217,7 @@ def check_number(function: str, word: str, value: Any) -> None:
         raise ArgumentError(f"{function}: {word} is {shown(value)}; it must be a number")
 
 
-def tell_of_own_state(module: nn.Module, call: str, averages: bool) -> None:
+def warn_of_own_state(module: nn.Module, call: str, averages: bool) -> None:
     """Warn, on the first rank, about state that the function `call` does not exchange.
 
     `averages`: whether the function averages trained parameters, so that forward may change them.

@@ -23,8 +23,8 @@ from torch.distributed import ProcessGroup
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
-from firecaffe.cluster.groups import backend_for, make_world, meeting, number_of
-from firecaffe.cluster.process_settings import threads_stand_back
+from firecaffe.cluster.groups import backend_for, env_int, make_world, meeting
+from firecaffe.cluster.process_settings import non_preempting_threads
 from firecaffe.cluster.world import TIMEOUT_S, peers_may_be_lost
 from firecaffe.errors import LaunchError, RecipeError
 from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
@@ -65,7 +65,7 @@ def meet(
         raise LaunchError("torch.distributed is not initialized, which the first bucket needs")
     if group.size() == 1:
         return Group(0, 1, device), [1]
-    with meeting(group.size()), threads_stand_back():
+    with meeting(group.size()), non_preempting_threads():
         ranks = dist.get_process_group_ranks(group)
         backend = backend_for(device)
         timeout = timeout_of(group, device)
@@ -119,7 +119,7 @@ def host_key() -> str:
     """Return a key of kernel, network and launcher's host, equal for ranks that share memory."""
     place = ""
     if "LOCAL_RANK" in os.environ:
-        place = str(number_of("RANK", 0) - number_of("LOCAL_RANK", 0))
+        place = str(env_int("RANK", 0) - env_int("LOCAL_RANK", 0))
     if not sys.platform.startswith("linux"):
         return f"{platform.node()} {place}"
     kernel = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()

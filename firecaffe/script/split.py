@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from firecaffe.cluster.agree import agree, take_from_first
+from firecaffe.cluster.agree import agree, copy_from_first
 from firecaffe.cluster.from_script import from_script
 from firecaffe.inventory.network_state import check_state
 from firecaffe.parallel.flow import PartGroup
@@ -17,10 +17,10 @@ from firecaffe.script.script_arguments import (
     ArgumentError,
     check_group,
     check_network,
-    check_patience,
-    check_sums_nothing,
+    check_not_wrapped,
+    check_timeout_s,
     check_whole_number,
-    tell_of_own_state,
+    warn_of_own_state,
 )
 from firecaffe.script.script_exchange import join_launched_world, leave, meet
 from firecaffe.user_code import shown
@@ -62,14 +62,14 @@ def split_layers(
     """
     check_network("split_layers", "model", model)
     instead = "split the network first, and give what comes to DDP over the ranks of equal parts"
-    check_sums_nothing("split_layers", "model", model, instead)
+    check_not_wrapped("split_layers", "model", model, instead)
     if any(isinstance(module, Split) for module in model.modules()):
         raise ArgumentError("split_layers: model is split already; name all layers in one call")
     _check_layers(layers)
     check_group("split_layers", process_group)
     if parts is not None:
         check_whole_number("split_layers", "parts", parts, 1)
-    check_patience(timeout_s)
+    check_timeout_s(timeout_s)
     check_state(model)
     chosen = choose_layers(model, layers)
     if parts is not None:
@@ -99,11 +99,11 @@ def split_layers(
     }
     facts = {"the words of split": json.dumps([chosen, num_parts]), "the model": json.dumps(shapes)}
     agree(world, facts)
-    take_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
+    copy_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
     group = PartGroup(world, num_parts)
     if world.exchange_group is not None:
         weakref.finalize(group, leave, world)  # after the last copy of the network
-    tell_of_own_state(model, "split_layers", averages=False)
+    warn_of_own_state(model, "split_layers", averages=False)
     return replace_layers(model, chosen, group)
 
 

@@ -21,9 +21,9 @@ from firecaffe.compression.fcz import CODES, FileReport, write
 from firecaffe.compression.prune_and_share import fold_normalization
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.data import Data, Dataset, open_data
-from firecaffe.data.chosen_samples import SomeOfDataset
+from firecaffe.data.chosen_samples import DatasetSubset
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.files import write_json, written_aside
+from firecaffe.files import atomic_replace, write_json
 from firecaffe.models.low_rank import chosen_ranks, low_rank_weights, rank_of
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
@@ -88,7 +88,7 @@ def write_start(network: nn.Module, ranks: Mapping[str, int], folder: Path) -> s
     """Decompose a network's layers, write the weights to a file, and return its path."""
     weights = low_rank_weights(network.state_dict(), ranks)
     path = folder / LOW_RANK_FILE
-    with written_aside(path) as aside:
+    with atomic_replace(path) as aside:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, aside)
     return str(path)
 
@@ -169,7 +169,7 @@ class Evaluator:
         assert held_out is not None
         if len(held_out) > MOST_TRIED:
             places = torch.linspace(0, len(held_out) - 1, MOST_TRIED).long()
-            held_out = SomeOfDataset(held_out, places)
+            held_out = DatasetSubset(held_out, places)
         return self.measure.scale * self.measure.gain(self._value(network, held_out))
 
     def _value(self, network: nn.Module, part: Dataset) -> float:
@@ -181,7 +181,7 @@ class Evaluator:
 
 
 @contextmanager
-def judging(recipe: Recipe, world: World) -> Iterator[Evaluator]:
+def open_evaluator(recipe: Recipe, world: World) -> Iterator[Evaluator]:
     """Open the recipe's data for evaluations. Raises DataError, RecipeError."""
     data = open_data(recipe.data)
     with arithmetic(recipe.train, world.device), data_workers(data):

@@ -27,7 +27,7 @@ from firecaffe.compression.fcz.network_file import outline_of
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT, seconds
 from firecaffe.data import Data, check_data
 from firecaffe.errors import OwnCodeError, RecipeError, RunError
-from firecaffe.files import write_json, written_aside
+from firecaffe.files import atomic_replace, write_json
 from firecaffe.models.weights import file_digest
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import to_toml
@@ -42,7 +42,7 @@ from firecaffe.shrink.attempt import (
     AttemptResult,
     Evaluator,
     Worth,
-    judging,
+    open_evaluator,
     ranks_of,
     trained_network,
     with_ranks,
@@ -54,7 +54,7 @@ from firecaffe.shrink.scheme import Scheme
 from firecaffe.training.checks import preflight
 from firecaffe.training.coded import tensors_of
 from firecaffe.training.load import find_weights
-from firecaffe.training.trial import LOCK, working_in
+from firecaffe.training.trial import LOCK, command_lock
 
 HEADER_BYTES = 200
 """The approximate size of a file without its tensors."""
@@ -105,12 +105,12 @@ def plan_compression(asked: CompressRequest) -> Data:
         _check_target(
             asked.target, asked.scheme, sum(parameter.numel() for parameter in network.parameters())
         )
-    with _said_of(asked.scheme, ""):
+    with _prefix_errors(asked.scheme, ""):
         recipe = with_ranks(asked.recipe, ranks_of(asked.scheme, network), "")
     for trial in rounds_of(recipe, asked.scheme, total_steps(recipe, data), Path()):
         # The weights were checked above, and those of later rounds do not exist yet.
         model = replace(trial.recipe.model, weights="")
-        with _said_of(asked.scheme, f", round {trial.name}"):
+        with _prefix_errors(asked.scheme, f", round {trial.name}"):
             preflight(check_recipe(replace(trial.recipe, model=model)), asked.workers)
     return data
 
@@ -131,7 +131,7 @@ def _check_target(target: Target, scheme: Scheme, weights: int) -> None:
 
 
 @contextmanager
-def _said_of(scheme: Scheme, place: str) -> Iterator[None]:
+def _prefix_errors(scheme: Scheme, place: str) -> Iterator[None]:
     try:
         yield
     except OwnCodeError:
@@ -153,7 +153,7 @@ def compress(
     raises.
     """
     data = plan_compression(asked)
-    with working_in(asked.folder) as lock, judging(asked.recipe, world) as judge:
+    with command_lock(asked.folder) as lock, open_evaluator(asked.recipe, world) as judge:
         _claim(asked)
         network = trained_network(asked.recipe, data)
         before = judge.worth(network)
@@ -181,7 +181,7 @@ def compress(
             place, reached = best_of(asked.target, attempts, weights)
             made = tried[place]
         if reached:
-            with written_aside(asked.out) as aside:
+            with atomic_replace(asked.out) as aside:
                 shutil.copyfile(made.path, aside)
         return CompressionResult(
             asked, weights, before, made, tried, layers, reached, judge.measure
@@ -218,8 +218,8 @@ def _sensitivities(
             return [LayerSensitivity.of_row(row) for row in kept["layers"]]
         except ValueError as error:
             raise RunError(f"{path}: {error}") from error
-    prunes = asked.scheme.means_biases("prune", "keep")
-    shares = asked.scheme.means_biases("share", "bits")
+    prunes = asked.scheme.names_biases("prune", "keep")
+    shares = asked.scheme.names_biases("share", "bits")
     layers = measure_layers(layers_of(network, prunes, shares), lambda: judge.tried(network))
     write_json(path, {"layers": [asdict(layer) for layer in layers]})
     return layers

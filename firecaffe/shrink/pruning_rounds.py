@@ -46,15 +46,15 @@ def rounds_of(
     weights = recipe.model.weights
     configs = (("prune", recipe.prune), ("share", recipe.share))
     sections: dict[str, Words] = {name: asdict(config) for name, config in configs if config.is_on}
-    for number, (training_round, chosen) in enumerate(_chosen(scheme.rounds, choice), start=1):
-        sections = _kept_on(sections) | chosen
+    for number, (training_round, chosen) in enumerate(_with_choice(scheme.rounds, choice), start=1):
+        sections = _carried_over(sections) | chosen
         trained = _round_recipe(recipe, training_round, sections, steps, weights)
         trials.append(Trial(f"{number}-{training_round.name}", trained, folder, measure))
         weights = str(trials[-1].folder)
     return trials
 
 
-def _chosen(
+def _with_choice(
     rounds: Sequence[SchemeRound], choice: Choice | None
 ) -> list[tuple[SchemeRound, dict[str, Words]]]:
     # If several rounds prune, each keeps the same share of the weights that the previous one kept.
@@ -83,7 +83,7 @@ def _chosen(
     return pairs
 
 
-def _kept_on(sections: Mapping[str, Words]) -> dict[str, Words]:
+def _carried_over(sections: Mapping[str, Words]) -> dict[str, Words]:
     # By default, a later round keeps zeros at 0, and values shared.
     kept: dict[str, Words] = {}
     prune = sections.get("prune", {})

@@ -55,7 +55,7 @@ class Scheme:
     low_rank: Mapping[str, Words] = field(default_factory=dict)
     """`rank` or `energy`, each by patterns of layers' names."""
 
-    def means_biases(self, section: str, word: str) -> bool:
+    def names_biases(self, section: str, word: str) -> bool:
         tables = [
             training_round.sections.get(section, {}).get(word, {}) for training_round in self.rounds
         ]

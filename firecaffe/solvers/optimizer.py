@@ -24,7 +24,7 @@ from firecaffe.solvers.layer_rates import Lamb, Lars, LayerRates, Norms, own_nor
 from firecaffe.user_code import call, find, is_reference, shown
 from firecaffe.value_checks import did_you_mean
 
-OF_THE_RECIPE = {"lr": "solver.base_lr", "weight_decay": "solver.weight_decay"}
+RECIPE_ARGS = {"lr": "solver.base_lr", "weight_decay": "solver.weight_decay"}
 
 NUMBERS = (int, float, str, type(None))
 """The types that a checkpoint holds besides tensors; True and False are int."""
@@ -33,7 +33,7 @@ NUMBERS = (int, float, str, type(None))
 def make_own(groups: Sequence[dict[str, Any]], config: SolverConfig) -> optim.Optimizer:
     """Make a user's optimizer. Raises: RecipeError if it cannot step or be saved; OwnCodeError."""
     made = find("solver.type", config.type)
-    for name, word in OF_THE_RECIPE.items():
+    for name, word in RECIPE_ARGS.items():
         if name in config.args:
             raise RecipeError(
                 f"solver.args has {name!r}; it is {word}, which the policy starts from"
@@ -243,7 +243,7 @@ def make_optimizer(
         ]
     optimizer = SOLVERS[config.type](groups, config)
     if config.decay_form != "l2":
-        optimizer.register_step_pre_hook(BEFORE_THE_UPDATE[config.decay_form])
+        optimizer.register_step_pre_hook(DECAY_HOOKS[config.decay_form])
     if isinstance(optimizer, LayerRates):
         optimizer.take_norms(norms)
     return optimizer
@@ -284,7 +284,7 @@ def _add_signs(optimizer: optim.Optimizer, *_: object) -> None:
             torch._foreach_add_(gradients, torch._foreach_sign(weights), alpha=group["decay"])
 
 
-BEFORE_THE_UPDATE = {"decoupled": _decay, "l1": _add_signs}
+DECAY_HOOKS = {"decoupled": _decay, "l1": _add_signs}
 
 
 def groups_of(

@@ -75,7 +75,7 @@ POLICIES: dict[str, Policy] = {
     "one_cycle": _one_cycle,
 }
 
-OVER_THE_TRAINING = ("poly", "cosine", "one_cycle")
+LENGTH_DEPENDENT = ("poly", "cosine", "one_cycle")
 """The policies that depend on the length of the training."""
 
 SCALES: dict[str, Callable[[float], float]] = {

@@ -213,7 +213,7 @@ def _check_outer(config: SynchronyConfig) -> None:
         )
 
 
-def learners_that_do_not_fit(config: SynchronyConfig, learners: int, told: str) -> str:
+def learner_count_problem(config: SynchronyConfig, learners: int, told: str) -> str:
     """Return why a server mode cannot have so many learners (`told`, for people), or ""."""
     if config.mode == BACKUP and config.backup_workers >= learners:
         return (

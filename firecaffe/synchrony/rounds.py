@@ -49,7 +49,7 @@ class Rounds:
         self._applied = [planned.applied for planned in self._rounds]
 
     @property
-    def longest_wait(self) -> int:
+    def longest_gap(self) -> int:
         """The most steps between two averages of any fragments; 0 if there is no average."""
         taken_after = [self.synchronous, *self._stops]
         return max((after - before for before, after in pairwise(taken_after)), default=0)

@@ -164,7 +164,7 @@ class Policy(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
-class Desk:
+class BasePolicy:
     """The base of policies. A subclass decides who has to wait and which gradients count."""
 
     def __init__(self, queue: LeafQueue, learners: int, version: int) -> None:
@@ -186,7 +186,7 @@ class Desk:
         del self.in_flight[work.learner]
         return True
 
-    def take_off(self, learner: int) -> Work | None:
+    def remove_learner(self, learner: int) -> Work | None:
         self.learners.discard(learner)
         return self.in_flight.pop(learner, None)
 
@@ -218,7 +218,7 @@ def work_of(row: Sequence[int]) -> Work:
     return Work(learner, Leaf(step, place), version)
 
 
-class Asynchronous(Desk):
+class Asynchronous(BasePolicy):
     """A policy in which learners wait only once all leaves are handed out; see `Policy`."""
 
     def __init__(
@@ -247,7 +247,7 @@ class Asynchronous(Desk):
         return Update(self.version, works)
 
     def lose(self, learner: int) -> None:
-        work = self.take_off(learner)
+        work = self.remove_learner(learner)
         if work is not None:
             self.queue.put_back(work.leaf)
 
@@ -259,7 +259,7 @@ class Asynchronous(Desk):
         self._pending = [work_of(row) for row in state["pending"]]
 
 
-class Backup(Desk):
+class Backup(BasePolicy):
     """A policy with one update per step, which forgets late leaves; see `Policy`."""
 
     def __init__(
@@ -278,7 +278,7 @@ class Backup(Desk):
         return self.hand_out(learner)
 
     def _may_be_needed(self, learner: int) -> bool:
-        if self._taken < self._enough or learner not in self._turns:
+        if self._taken < self._num_needed or learner not in self._turns:
             return True
         turns = (self._turns[work.learner] for work in self._under_way)
         return any(turn + len(self.learners) <= self._turns[learner] for turn in turns)
@@ -297,7 +297,7 @@ class Backup(Desk):
         return self.queue.first is not None and self.queue.first.step == self.version
 
     @property
-    def _enough(self) -> int:
+    def _num_needed(self) -> int:
         return max(1, self.queue.leaves.of_step(self.version) - self._backups)
 
     def contribute(self, work: Work) -> bool:
@@ -307,7 +307,7 @@ class Backup(Desk):
         return True
 
     def commit(self) -> Update | None:
-        if len(self._arrived) < self._enough:
+        if len(self._arrived) < self._num_needed:
             return None
         update = self._update(tuple(sorted(self._arrived, key=lambda work: work.leaf)))
         self._arrived, self._turns = [], {}
@@ -323,7 +323,7 @@ class Backup(Desk):
         return Update(self.version + 1, works, dropped=late)
 
     def lose(self, learner: int) -> None:
-        work = self.take_off(learner)
+        work = self.remove_learner(learner)
         if work is not None and work.version == self.version:
             self.queue.put_back(work.leaf)
 
@@ -347,7 +347,7 @@ class BackupAgain(Backup):
         return self.queue.first is not None and self._taken < self.queue.leaves.per_step
 
     @property
-    def _enough(self) -> int:
+    def _num_needed(self) -> int:
         left = self._taken + self.queue.left
         return max(1, min(self.queue.leaves.per_step - self._backups, left))
 

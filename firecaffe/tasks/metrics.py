@@ -83,11 +83,11 @@ def _labels(known: Known) -> Prepare:
     return prepare
 
 
-def _chances(known: Known) -> Prepare:
+def _probabilities(known: Known) -> Prepare:
     return lambda outputs, targets: (_logits(outputs, known).softmax(1), targets)
 
 
-def _chances_of_each(known: Known) -> Prepare:
+def _label_probabilities(known: Known) -> Prepare:
     return lambda outputs, targets: (_logits(outputs, known).sigmoid(), targets.int())
 
 
@@ -113,7 +113,7 @@ def _multiclass(name: str, see: Callable[[Known], Prepare] = _labels, **options:
 def _multilabel(name: str, **options: Any) -> Make:
     def make(row: MetricRow, known: Known) -> Metric:
         made = _built(name, num_labels=known.classes(), **options)
-        return TorchMetric(made, _chances_of_each(known), row.higher_is_better, row.is_share)
+        return TorchMetric(made, _label_probabilities(known), row.higher_is_better, row.is_share)
 
     return make
 
@@ -159,18 +159,18 @@ METRICS: dict[str, MetricRow] = {
     "f1": MetricRow(_macro("F1Score")),
     "auroc": MetricRow(
         {
-            "classification": _multiclass("MulticlassAUROC", _chances),
+            "classification": _multiclass("MulticlassAUROC", _probabilities),
             "multilabel": _multilabel("MultilabelAUROC"),
         }
     ),
     "average_precision": MetricRow(
         {
-            "classification": _multiclass("MulticlassAveragePrecision", _chances),
+            "classification": _multiclass("MulticlassAveragePrecision", _probabilities),
             "multilabel": _multilabel("MultilabelAveragePrecision"),
         }
     ),
     "calibration_error": MetricRow(
-        {"classification": _multiclass("MulticlassCalibrationError", _chances)},
+        {"classification": _multiclass("MulticlassCalibrationError", _probabilities)},
         higher_is_better=False,
     ),
     "mcc": MetricRow({"classification": _multiclass("MulticlassMatthewsCorrCoef")}, is_share=False),

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
-from firecaffe.cluster.agree import gather_text, text_of_first
+from firecaffe.cluster.agree import broadcast_text, gather_text
 from firecaffe.cluster.world import World
 from firecaffe.compression.config import prune_notes
 from firecaffe.data import Data
 from firecaffe.errors import RunError
-from firecaffe.files import alone_in, write_atomically, write_json
+from firecaffe.files import folder_lock, write_atomically, write_json
 from firecaffe.recipe.identity import to_toml, tuned_by
 from firecaffe.recipe.idle_words import idle_words
 from firecaffe.recipe.run import Run
@@ -106,16 +106,16 @@ class Places:
         ]
 
 
-def find_places(world: World, words: RunConfig, first: Path, mark: str, goes_on_at: int) -> Places:
+def find_places(world: World, words: RunConfig, first: Path, mark: str, start_step: int) -> Places:
     """Find each rank's folder; make one on each host that does not see `first`, rank 0's folder.
 
-    All ranks call it. Rows that an earlier attempt wrote after step `goes_on_at` are removed.
+    All ranks call it. Rows that an earlier attempt wrote after step `start_step` are removed.
     Raises: RunError if a folder cannot be made, or is another run's.
     """
     sees, marks = mark_of(first) == mark, (mark, apart_mark(mark))
     local_folder = first if sees else Path(words.folder or Path("runs", first.name)).absolute()
     if not sees:
-        _make(local_folder, first, mark, goes_on_at, world.host)
+        _make(local_folder, first, mark, start_step, world.host)
     said = gather_text(world, "" if sees else json.dumps([world.host, str(local_folder)]))
     # By now, another rank of this host may have made and marked the folder. Or it is rank 0's
     # folder, which a slow shared disk showed late.
@@ -128,7 +128,7 @@ def find_places(world: World, words: RunConfig, first: Path, mark: str, goes_on_
     return Places(first, local_folder, not sees, apart)
 
 
-def _make(folder: Path, first: Path, mark: str, goes_on_at: int, host: str) -> None:
+def _make(folder: Path, first: Path, mark: str, start_step: int, host: str) -> None:
     try:
         folder.mkdir(parents=True)
         (folder / "timings").mkdir()
@@ -136,8 +136,8 @@ def _make(folder: Path, first: Path, mark: str, goes_on_at: int, host: str) -> N
         write_json(folder / ENVIRONMENT, facts)
     except FileExistsError:
         if mark_of(folder) == apart_mark(mark):
-            with alone_in(folder):
-                continue_run_folder(folder, goes_on_at)
+            with folder_lock(folder):
+                continue_run_folder(folder, start_step)
     except OSError as error:
         raise RunError(f"run.folder {folder} on {host}: {error.strerror}") from error
 
@@ -171,7 +171,7 @@ def make_folder(
         write_json(folder / ENVIRONMENT, environment)
         write_about(folder, about)
         remember_folder(world, start, folder)
-    first, mark = json.loads(text_of_first(world, json.dumps([str(folder), mark])))
+    first, mark = json.loads(broadcast_text(world, json.dumps([str(folder), mark])))
     places = find_places(world, run.recipe.run, Path(first), mark, start.step)
     if places.is_apart:
         remember_own_folder(world, start, places.own)
@@ -180,14 +180,14 @@ def make_folder(
     return places
 
 
-def plan_lines(
+def setup_lines(
     run: Run, data: Data, learner: Learner, choice: AutoChoice | None, device: str
 ) -> list[str]:
     """Return the lines on what will be trained: network, data, workers and exchange."""
     train, ranks = run.recipe.train, run.ranks
     workers = ranks.in_all or ranks.world_size
     by_ranks = run.route.description if choice is None else choice.reason
-    exchange = learner.mode.exchange_words(run, by_ranks)
+    exchange = learner.mode.describe_exchange(run, by_ranks)
     if workers == 1:
         exchange = "none, for one worker"
     return [

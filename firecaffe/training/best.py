@@ -68,11 +68,11 @@ class Best:
             self.step, self.checkpoint = step, ""
         return is_better or has_lower_loss
 
-    def is_enough(self, stop_after: int) -> bool:
+    def has_stalled(self, stop_after: int) -> bool:
         """Whether the last `stop_after` evaluations brought no better value; never if it is 0."""
         return 0 < stop_after <= self.without
 
-    def no_better(self, last: int) -> str:
+    def stall_message(self, last: int) -> str:
         shown = "none" if self.value is None else self.measure.shown(self.value)
         return (
             f"stopped early after step {last}: no better {self.measure.words} in {self.without} "
@@ -108,7 +108,7 @@ EVALUATED = (*WEIGHTS, "ema", NORMS)
 """The pieces of a state that an evaluation may use."""
 
 
-def test_best(
+def evaluate_best(
     world: World,
     state: State,
     best: Best,

@@ -17,18 +17,18 @@ from typing import Any
 from firecaffe.cluster.addresses import interface_of, own_addresses, split_place
 from firecaffe.cluster.groups import GLOO_INTERFACE
 from firecaffe.cluster.handover import LAUNCHED
-from firecaffe.cluster.joining import Comes
+from firecaffe.cluster.joining import JoinClient
 from firecaffe.cluster.links import links_of, star_of
-from firecaffe.cluster.process_settings import alone_in_process
+from firecaffe.cluster.process_settings import exclusive_in_process
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import WatchedPlace
-from firecaffe.cluster.world import World, join, pulse_beside
+from firecaffe.cluster.watch_message import RankProgress
+from firecaffe.cluster.world import World, join, run_pulse
 from firecaffe.data import Data
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import AgreementError, RunError, file_error, own_traceback
 from firecaffe.exchange.route import HOOK
 from firecaffe.files import write_json
-from firecaffe.inventory.asked_world import doubts_of_world, size_asked
+from firecaffe.inventory.asked_world import doubts_of_world, size_queries
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.output import LOST
 from firecaffe.planner.of_run import write_forecast
@@ -36,12 +36,12 @@ from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.worker_numbers import check_ranks, check_takes_workers, layout_of
+from firecaffe.recipe.worker_numbers import check_joinable, check_ranks, layout_of
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.runs.score import score_mode
 from firecaffe.tasks import TaskConfig
 from firecaffe.tasks.config import OWN_TASK
-from firecaffe.training.beginning import Places, make_folder, notes_of, plan_lines, say_where
+from firecaffe.training.beginning import Places, make_folder, notes_of, say_where, setup_lines
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.forward import arithmetic
@@ -63,14 +63,14 @@ from firecaffe.training.plugins import (
 from firecaffe.training.records import Records, Use, say
 from firecaffe.training.result import Result
 from firecaffe.training.saver import Saver
-from firecaffe.training.shared_facts import ask_twice, describe_training
-from firecaffe.training.start import FaultTeller, Start, StopRequest, find_start, tell_faults
+from firecaffe.training.shared_facts import describe_training, find_unrepeatable
+from firecaffe.training.start import FaultWriter, Start, StopRequest, find_start, report_faults
 from firecaffe.transport.auto_exchange import AutoChoice
 from firecaffe.transport.local_ranks import ranks_per_host
 from firecaffe.user_code import without_folder
 
 
-def keep_forecast(
+def save_forecast(
     folder: Path,
     run: Run,
     data: Data,
@@ -154,11 +154,11 @@ def train_parts(
     exchange = recipe.exchange
     shape = star_of if recipe.synchrony.goes_on_without_workers else links_of
     with (
-        alone_in_process("train"),
+        exclusive_in_process("train"),
         join(recipe.train.device, exchange.timeout_s, exchange.silent_s, shape) as world,
         ExitStack() as resources,
-        tell_faults(world) as teller,  # innermost: tells others of a fault before any exit waits
-        _files_named(),
+        report_faults(world) as teller,  # innermost: tells others of a fault before any exit waits
+        _explain_file_errors(),
     ):
         recipe, chosen_layout = choose_layout(recipe, parts, world)
         if not has_ranks_checked:
@@ -173,7 +173,7 @@ def train_parts(
 
 
 @contextmanager
-def _files_named() -> Iterator[None]:
+def _explain_file_errors() -> Iterator[None]:
     # A full disk is reported in one line; an error in user code keeps its traceback.
     try:
         yield
@@ -190,7 +190,7 @@ def _train_in(
     parts: Parts,
     plugins: Sequence[Plugin],
     start: Start,
-    teller: FaultTeller,
+    teller: FaultWriter,
     chosen_layout: LayoutChoice | None,
     resources: ExitStack,
 ) -> Result:
@@ -198,7 +198,7 @@ def _train_in(
     resources.enter_context(arithmetic(recipe.train, world.device))
     if not recipe.train.compile:
         resources.enter_context(without_compiler())  # an optimizer would load the compiler
-    data, unlike, doubts = _open_watched(recipe, parts, world)
+    data, unlike, doubts = _open_data(recipe, parts, world)
     is_repeatable = "training" not in unlike
     described = describe_training(recipe, data, is_repeatable)
     run = resolve(recipe, data, _ranks(mesh), described=described, hook=parts.hook_name)
@@ -213,8 +213,8 @@ def _train_in(
         run, learner, learner.mode.summed(), mesh.sharers, parts.comm_hook, resources
     )
     chosen = learner.holding.split_layers
-    notes = plan_lines(run, data, learner, choice, world.device.type)
-    said, refine = keep_forecast(folder, run, data, world, parts, chosen)
+    notes = setup_lines(run, data, learner, choice, world.device.type)
+    said, refine = save_forecast(folder, run, data, world, parts, chosen)
     notes += said
     notes += notes_of(run, data, learner, start, plugins)
     notes += notes_of_layout(chosen_layout)
@@ -234,7 +234,7 @@ def _train_in(
     result = run_training(training, records)
     if chosen is not None and parts.model is not None:
         result.hold_function(parts.model)
-    for line in learner.mode.last_words():
+    for line in learner.mode.closing_lines():
         records.say(line)
     if world.is_first:
         record = record_of(result, training, choice, start)
@@ -244,11 +244,11 @@ def _train_in(
     return result
 
 
-def _open_watched(recipe: Recipe, parts: Parts, world: World) -> tuple[Data, list[str], list[str]]:
+def _open_data(recipe: Recipe, parts: Parts, world: World) -> tuple[Data, list[str], list[str]]:
     """Open the data. Return it, its parts that do not repeat, and doubts about the data sets."""
-    with size_asked() as asked:
+    with size_queries() as asked:
         data = open_parts(recipe, parts)
-        unlike, doubts = ask_twice(world, data)
+        unlike, doubts = find_unrepeatable(world, data)
     return data, unlike, doubts + doubts_of_world("a data set", asked)
 
 
@@ -305,8 +305,8 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
     recipe or other data; PeerLostError if the server is gone; the error that the run ends with.
     """
     synchrony, exchange = recipe.synchrony, recipe.exchange
-    check_takes_workers(synchrony)
-    comes = Comes(place, exchange.timeout_s)
+    check_joinable(synchrony)
+    comes = JoinClient(place, exchange.timeout_s)
     # in_flight decides no bits, but it is the number of lanes that rank 0 connects.
     recipe = replace(recipe, synchrony=replace(synchrony, in_flight=comes.facts["in_flight"]))
     if sys.platform.startswith("linux"):
@@ -328,7 +328,7 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
         if local_facts["probe"] != comes.facts["probe"]:
             doubt = "computes other bits than rank 0, so that a replay may come to others"
         given = comes.enter({"doubt": doubt})
-        where, sockets = WatchedPlace(), {0: given.socket}
+        where, sockets = RankProgress(), {0: given.socket}
         watch = resources.enter_context(
             closing(
                 Watch(
@@ -342,7 +342,7 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
                 )
             )
         )
-        resources.enter_context(pulse_beside(sockets.values(), exchange.silent_s))
+        resources.enter_context(run_pulse(sockets.values(), exchange.silent_s))
         world = replace(
             alone, rank=given.rank, world_size=len(given.hosts), watch=watch, place=where
         )
@@ -357,7 +357,7 @@ def _work(world: World, learner: Learner, plugins: Any, recipe: Recipe, store: A
     say(f"rank {world.rank} computes for rank 0 on {world.watch.hosts[0]}")
     batches = around_batches(plugins, learner.batches, world)
     ranks = served.ranks(recipe, world, served.real, batches, {}, store)
-    with tell_faults(world), StopRequest() as stop:
+    with report_faults(world), StopRequest() as stop:
         return ranks.work(lambda: stop.reason)
 
 

@@ -33,7 +33,7 @@ from firecaffe.errors import CheckpointError, UnfitCheckpointError
 from firecaffe.files import (
     open_regular,
     read_small,
-    remove_aside,
+    remove_if_exists,
     sync_file,
     sync_folder,
     write_atomically,
@@ -41,7 +41,7 @@ from firecaffe.files import (
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.schema import Count, checked, read_file
-from firecaffe.solvers.rate_policy import OVER_THE_TRAINING
+from firecaffe.solvers.rate_policy import LENGTH_DEPENDENT
 from firecaffe.synchrony.rounds import Rounds
 from firecaffe.training.tensor_file import InMemory, Stored, TensorFile
 from firecaffe.user_code import wherever
@@ -94,7 +94,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     name = checkpoint_name(checkpoint.step)
     aside = folder / f".{name}.partial"
     try:
-        remove_aside(aside)
+        remove_if_exists(aside)
         folder.mkdir(exist_ok=True)  # without parents: a deleted run folder stays deleted
         aside.mkdir()
         # Saving a view would save its whole storage.
@@ -122,7 +122,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             sync_file(aside / file)
         sync_folder(aside)
         final, before = folder / name, folder / f".{name}.before.partial"
-        remove_aside(before)
+        remove_if_exists(before)
         if final.exists():  # from a save that failed after this point, or another attempt
             os.rename(final, before)
         os.rename(aside, final)
@@ -201,7 +201,7 @@ def has_checkpoints(where: Path) -> bool:
     return (where / SUMS).is_file() or bool(_by_step(folder))
 
 
-def good_name(folder: Path) -> str:
+def good_checkpoint(folder: Path) -> str:
     """Return the path of the checkpoint marked good, or of the newest; empty if there is none."""
     good = _named_by(folder / GOOD)
     if good is not None and good.is_dir():
@@ -284,7 +284,7 @@ def check_identity(checkpoint: Checkpoint, identity: dict[str, Any], steps: int)
 
 def _of_length(word: str, identity: dict[str, Any]) -> str:
     policy = identity.get("solver.lr_policy")
-    if word != "train.steps" or policy not in OVER_THE_TRAINING:
+    if word != "train.steps" or policy not in LENGTH_DEPENDENT:
         return ""
     return f" (solver.lr_policy {policy} spans the planned steps)"
 
@@ -300,7 +300,7 @@ def check_whole(checkpoint: Checkpoint, rounds: Rounds) -> None:
         )
 
 
-def digest_of(where: Path) -> str:
+def sums_digest(where: Path) -> str:
     """Return the digest of a checkpoint's SHA256SUMS; empty if this host does not see the file."""
     try:
         return _sha256(where / SUMS)

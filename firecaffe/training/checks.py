@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from firecaffe.data import Batches, Dataset, Layout, check_data, given_layout, is_images
-from firecaffe.data.dataset import leaf_of, map_batch, tree_words
+from firecaffe.data import Batches, Dataset, Layout, check_data, is_images, network_layout
+from firecaffe.data.dataset import leaf_of, map_batch, tree_text
 from firecaffe.errors import OwnCodeError, RecipeError, RunError
 from firecaffe.generators import generators_kept
 from firecaffe.inventory.findings import check_reduction
@@ -22,7 +22,7 @@ from firecaffe.models import MODELS
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import load_weights
 from firecaffe.parallel.layer_split import check_parts
-from firecaffe.parallel.layers_in_parts import check_called
+from firecaffe.parallel.layers_in_parts import check_row_counts
 from firecaffe.parallel.slide import ROWS
 from firecaffe.planner.of_recipe import cluster_for
 from firecaffe.recipe.checked_recipe import CheckedRecipe
@@ -39,11 +39,11 @@ from firecaffe.training.checkpoint import check_identity, check_whole, has_check
 from firecaffe.training.constraints import check_constraints
 from firecaffe.training.evaluation import evaluating
 from firecaffe.training.evaluation_weights import check_layers
-from firecaffe.training.forward import Forward, check_compiler, laid_out
+from firecaffe.training.forward import Forward, check_compiler, match_format
 from firecaffe.training.given_parts import Parts, counts_of, open_parts, task_for
 from firecaffe.training.load import find_weights
 from firecaffe.training.parallel.auto_layout import with_named_split
-from firecaffe.training.parallel.split_network import chosen_layers, in_words_of
+from firecaffe.training.parallel.split_network import chosen_layers, naming_settings
 from firecaffe.training.parallel.staged import check_stages
 from firecaffe.training.shared_facts import describe_training
 from firecaffe.user_code import failed, is_reference, shown
@@ -73,7 +73,7 @@ def check_shapes(task: Task, outputs: Any, targets: Any, recipe: Recipe) -> None
         return
 
 
-def check_learnable(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
+def check_loss(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
     """Raise RecipeError if the loss cannot be trained on; OwnCodeError for a user's errors."""
     word = f"{_whose(recipe, is_own)}loss"
     is_own = is_own or is_reference(recipe.task.name)
@@ -165,19 +165,19 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 def check_input(model: nn.Module, task: Task, recipe: Recipe, dataset: Dataset) -> None:
     """Run zeros, or shapes on meta, through the network. Raises: RecipeError; OwnCodeError."""
-    layout = given_layout(dataset, recipe.data)
+    layout = network_layout(dataset, recipe.data)
     device = next(model.parameters()).device.type
     inputs, targets = layout.zeros(recipe.train.micro_batch_size if device == "meta" else 1, device)
     try:
         with evaluating(model):
             outputs = model(inputs)
     except Exception as error:
-        what = f"{samples_words(dataset, layout)} (data.name {recipe.data.name!r})"
-        raise _not_taken(recipe, what, error) from error
+        what = f"{samples_text(dataset, layout)} (data.name {recipe.data.name!r})"
+        raise _input_error(recipe, what, error) from error
     check_shapes(task, outputs, targets, recipe)
 
 
-def _not_taken(recipe: Recipe, what: str, error: Exception) -> RecipeError:
+def _input_error(recipe: Recipe, what: str, error: Exception) -> RecipeError:
     said = f"model.name {recipe.model.name!r} does not take {what}"
     return _failure(said, error, is_own=recipe.model.name not in MODELS)
 
@@ -203,47 +203,47 @@ def check_outputs(
     batch = batches.train_batch(0, 0)
     inputs, one = map_batch(lambda tensor: tensor[:1], batch)
     shortest, targets = map_batch(lambda tensor: tensor[:rest], batch)
-    inputs, shortest = laid_out(inputs, config), laid_out(shortest, config)
+    inputs, shortest = match_format(inputs, config), match_format(shortest, config)
     forward.begin_step()
     try:
         with evaluating(model), torch.no_grad():
             outputs = outputs_of(inputs)
     except Exception as error:
-        what = f"{_shape_words(inputs)}, which an evaluation may end with"
-        raise _not_taken(recipe, what, error) from error
+        what = f"{_shape_text(inputs)}, which an evaluation may end with"
+        raise _input_error(recipe, what, error) from error
     forward.buffers.begin_micro_batch()
     try:
         trained = outputs_of(shortest)
     except Exception as error:
-        what = _shape_words(shortest)
+        what = _shape_text(shortest)
         if is_one:
             what += (
                 f", which an epoch of {len(dataset)} samples ends with (a train.micro_batch_size "
                 f"that does not leave 1 of {len(dataset)} helps, or a sample more or less)"
             )
-        raise _not_taken(recipe, what, error) from error
+        raise _input_error(recipe, what, error) from error
     forward.buffers.begin_micro_batch()
     if outputs is not None:
         check_prediction(forward.task, outputs, recipe)
         check_metrics(forward.task, outputs, one, recipe, is_own)
     if trained is not None:
-        check_learnable(forward.task, trained, targets, recipe, is_own)
+        check_loss(forward.task, trained, targets, recipe, is_own)
 
 
-def _shape_words(inputs: Any) -> str:
+def _shape_text(inputs: Any) -> str:
     if isinstance(inputs, Tensor):
         return "x".join(map(str, inputs.shape))
     kind = type(inputs).__name__
-    return f"one sample of {tree_words(tree_map(leaf_of, inputs))}, given to forward as one {kind}"
+    return f"one sample of {tree_text(tree_map(leaf_of, inputs))}, given to forward as one {kind}"
 
 
-def samples_words(dataset: Dataset, layout: Layout) -> str:
+def samples_text(dataset: Dataset, layout: Layout) -> str:
     if is_images(dataset):
         return f"images of {'x'.join(map(str, layout.inputs.shape))}"
-    return f"inputs of {tree_words(layout.inputs)}"
+    return f"inputs of {tree_text(layout.inputs)}"
 
 
-def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
+def check_float32(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
     """Raise RecipeError if the compressor cannot encode a gradient, which has to be float32."""
     compressor = recipe.exchange.compressor
     for name, parameter in named.items():
@@ -253,7 +253,7 @@ def check_coded(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
             )
 
 
-def check_scaled(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
+def check_not_float16(recipe: Recipe, named: Mapping[str, nn.Parameter]) -> None:
     """Raise RecipeError if a gradient's type is too short for float16's loss scale."""
     if recipe.train.autocast != "float16":
         return
@@ -336,13 +336,13 @@ def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:
         check_constraints(recipe, network)
         if recipe.synchrony.mode == LOCAL:
             cut_fragments([p.numel() for p in named.values()], recipe.synchrony.fragments)
-        with in_words_of(recipe.parallel):
+        with naming_settings(recipe.parallel):
             if recipe.parallel.is_split:
                 chosen = chosen_layers(network, recipe.parallel)
                 check_parts(network, chosen, recipe.parallel.num_parts)
                 by_rows = [name for name, word in chosen.items() if word == ROWS]
                 call = partial(check_input, network, task, recipe, dataset)
-                check_called(network, by_rows, recipe.parallel.num_parts, call)
+                check_row_counts(network, by_rows, recipe.parallel.num_parts, call)
             if recipe.parallel.stages:
                 check_stages(network, recipe.parallel)
         if recipe.train.batch_norm_samples:

@@ -40,11 +40,11 @@ from firecaffe.training.modes.local_mode import Local
 from firecaffe.training.modes.mode import ModeParts
 from firecaffe.training.modes.served.served_mode import Served
 from firecaffe.training.outcome import NoiseMeter
-from firecaffe.training.parallel.cut_pieces import FreshNetwork, InParts
+from firecaffe.training.parallel.cut_pieces import FreshNetwork, PieceInParts
 from firecaffe.training.parallel.mesh import Mesh
-from firecaffe.training.parallel.split_network import in_words_of, split_network
+from firecaffe.training.parallel.split_network import naming_settings, split_network
 from firecaffe.training.parallel.staged import cut_network
-from firecaffe.training.piece import OfRanks, Wholes
+from firecaffe.training.piece import GatheredWholes, Wholes
 from firecaffe.training.updates.every_rank import Applier, EveryRank
 from firecaffe.training.updates.part_sums import PartCodec
 from firecaffe.training.updates.shard_owners import ShardOwners, names_of
@@ -53,7 +53,7 @@ from firecaffe.user_code import is_reference
 
 
 @dataclass(frozen=True)
-class UnheldNetwork:
+class UnsplitNetwork:
     outline: nn.Module
     """The network's shapes; the network itself if each rank holds all of it."""
     fresh: FreshNetwork | None
@@ -63,21 +63,21 @@ class UnheldNetwork:
         return sum(parameter.numel() for parameter in self.outline.parameters())
 
 
-def unheld_network(run: Run, parts: Parts, data: Data, world: World) -> UnheldNetwork:
+def make_unsplit(run: Run, parts: Parts, data: Data, world: World) -> UnsplitNetwork:
     """Make the network. Raises: RecipeError; OwnCodeError for errors in a user's code."""
     recipe = run.recipe
     if recipe.parallel.is_whole:
-        return UnheldNetwork(build_network(recipe, parts, data.train, world.device), None)
+        return UnsplitNetwork(build_network(recipe, parts, data.train, world.device), None)
     fresh = FreshNetwork(recipe, parts, data.train)
     check_state(fresh.outline)
-    return UnheldNetwork(fresh.outline, fresh)
+    return UnsplitNetwork(fresh.outline, fresh)
 
 
 @dataclass(frozen=True)
 class Making:
     """The parts from which a holding is made."""
 
-    unheld: UnheldNetwork
+    unsplit: UnsplitNetwork
     run: Run
     task: Task
     batches: Batches
@@ -90,8 +90,8 @@ class Making:
 
     @property
     def fresh(self) -> FreshNetwork:
-        assert self.unheld.fresh is not None
-        return self.unheld.fresh
+        assert self.unsplit.fresh is not None
+        return self.unsplit.fresh
 
     def forward(self, places: nn.Module) -> Forward:
         recipe, device = self.run.recipe, self.mesh.world.device
@@ -103,12 +103,12 @@ class Making:
             mixing=mixing,
             is_split=self.parallel.is_split,
             device=device,
-            outline=self.unheld.outline,
+            outline=self.unsplit.outline,
         )
 
 
 def _hold_whole(m: Making) -> Holding:
-    return Holding(m.forward(m.unheld.outline), m.unheld.outline, m.mesh.column)
+    return Holding(m.forward(m.unsplit.outline), m.unsplit.outline, m.mesh.column)
 
 
 def _hold_layers(m: Making) -> Holding:
@@ -142,7 +142,7 @@ HOLDINGS: Mapping[str, Callable[[Making], Holding]] = {
 
 def hold(making: Making) -> Holding:
     """Make this rank's holding of a network. All ranks call it. Raises: RecipeError."""
-    with in_words_of(making.parallel):
+    with naming_settings(making.parallel):
         return HOLDINGS[making.parallel.holding](making)
 
 
@@ -184,8 +184,8 @@ def _shard_owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed:
     optimizer = make_optimizer(
         holding.everywhere, solver, runs=local_weights, called=names, norms=spread.norms
     )
-    in_parts = partial(InParts, names=names_of(shards, holding.names))
-    wholes = OfRanks(mesh.world, mesh.world if is_cut else None, in_parts, names)
+    in_parts = partial(PieceInParts, names=names_of(shards, holding.names))
+    wholes = GatheredWholes(mesh.world, mesh.world if is_cut else None, in_parts, names)
     applier = _applier(run, holding, optimizer, local_weights, wholes)
     return ShardOwners(holding, shards, applier, spread, solver.clip_gradients, wholes)
 

@@ -35,7 +35,7 @@ from firecaffe.user_code import (
 )
 
 if TYPE_CHECKING:
-    from firecaffe.compression.fcz import Opened
+    from firecaffe.compression.fcz import FczFile
 
 SECTIONS = ("model", "data", "task")
 """The sections of a recipe that define a network, its data and its task."""
@@ -72,7 +72,7 @@ def is_coded(where: Path) -> bool:
     return where.suffix == FCZ and where.is_file()
 
 
-def _opened(file: Path) -> AbstractContextManager["Opened"]:
+def _opened(file: Path) -> AbstractContextManager["FczFile"]:
     from firecaffe.compression import fcz  # imported here, because only .fcz files need it
 
     return fcz.read(file)

@@ -28,9 +28,9 @@ from firecaffe.compression.config import (
 from firecaffe.compression.prune_and_share import (
     BIAS,
     above,
-    above_with_hold,
     adaptive,
     count_of,
+    hysteresis_mask,
     kept_share,
     largest,
     largest_of_all,
@@ -40,12 +40,12 @@ from firecaffe.compression.prune_and_share import (
     shared_weights,
     threshold_of,
     with_each_row,
-    with_hold,
+    with_hysteresis,
 )
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.forward import key_of
-from firecaffe.training.piece import AllHere, Piece, Weights, Wholes
+from firecaffe.training.piece import LocalWholes, Piece, Weights, Wholes
 
 
 class Pruning:
@@ -138,7 +138,7 @@ class Pruning:
         masks = whole(self.masks) if may_return else {}
         scores = {name: weights[name].abs() for name in self._keep if name in weights}
         if may_return:
-            scores = {name: with_hold(score, masks[name]) for name, score in scores.items()}
+            scores = {name: with_hysteresis(score, masks[name]) for name, score in scores.items()}
         counts = {n: count_of(self._share(n, done), score.numel()) for n, score in scores.items()}
         if self._words.scope == ADAPTIVE:
             scores = {name: adaptive(score) for name, score in scores.items()}
@@ -151,7 +151,7 @@ class Pruning:
                 continue
             weight, threshold = weights[name], threshold_of(weights[name], deviations)
             if may_return:
-                chosen[name] = above_with_hold(weight, threshold, masks[name])
+                chosen[name] = hysteresis_mask(weight, threshold, masks[name])
             else:
                 chosen[name] = above(weight, threshold)
         for name, mask in chosen.items():
@@ -311,7 +311,7 @@ class Constraint(Protocol):
 
 def check_constraints(recipe: Recipe, network: nn.Module) -> None:
     """Raise RecipeError, with the layer's name, if weights cannot be constrained as asked."""
-    make_constraints(recipe, dict(network.named_parameters()), {}, AllHere())
+    make_constraints(recipe, dict(network.named_parameters()), {}, LocalWholes())
 
 
 def make_constraints(

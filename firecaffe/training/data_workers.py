@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from typing_extensions import Buffer
 
-from firecaffe.cluster.process_settings import kills_for_memory
+from firecaffe.cluster.process_settings import oom_kill_count
 from firecaffe.data import Data, Dataset
-from firecaffe.data.chosen_samples import SomeOfDataset
+from firecaffe.data.chosen_samples import DatasetSubset
 from firecaffe.data.dataset import Batch
 from firecaffe.data.own_data import CheckedSet
 from firecaffe.data.torch_set import Items, TorchSet
@@ -49,11 +49,11 @@ def send_batch(pipe: Connection, batch: Batch) -> None:
     pipe.send_bytes(content)
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor):
-            _all(os.writev, pipe.fileno(), leaf.detach().cpu())
+            _move_all(os.writev, pipe.fileno(), leaf.detach().cpu())
 
 
 @dataclass(frozen=True)
-class _Form:
+class _Spec:
     # With strides, because they may change the bits of what is computed from a tensor.
     shape: torch.Size
     strides: tuple[int, ...]
@@ -64,10 +64,10 @@ def receive_batch(pipe: Connection, outline: Any) -> Batch:
     """Receive what `send_batch` sends after its outline. Raises: EOFError if the sender is gone."""
 
     def received(leaf: Any) -> Any:
-        if not isinstance(leaf, _Form):
+        if not isinstance(leaf, _Spec):
             return leaf
         tensor = torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype)
-        _all(os.readv, pipe.fileno(), tensor)
+        _move_all(os.readv, pipe.fileno(), tensor)
         return tensor
 
     batch: Batch = tree_map(received, outline)
@@ -75,10 +75,10 @@ def receive_batch(pipe: Connection, outline: Any) -> Batch:
 
 
 def _outline(leaf: Any) -> Any:
-    return _Form(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+    return _Spec(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
-def _all(move: Any, descriptor: int, tensor: Tensor) -> None:
+def _move_all(move: Any, descriptor: int, tensor: Tensor) -> None:
     # The tensor is dense: `Items.make` returns no others.
     if not tensor.numel():
         return
@@ -94,7 +94,7 @@ def _all(move: Any, descriptor: int, tensor: Tensor) -> None:
 PRELOADED = "firecaffe.training.data_workers"
 """The module that the server loads once for all workers, with torch."""
 
-GONE_S = 5.0
+EXIT_WAIT_S = 5.0
 """Seconds that a process has to end after its pipe is closed."""
 
 # All processes of a job receive these. The rank still finishes its step then, and needs data.
@@ -125,7 +125,7 @@ def torch_sets(data: Data) -> Iterator[TorchSet]:
     sets: list[TorchSet] = []
     for part in data.parts.values():
         inner: Dataset = part
-        while isinstance(inner, CheckedSet | SomeOfDataset):
+        while isinstance(inner, CheckedSet | DatasetSubset):
             inner = inner.dataset
         if isinstance(inner, TorchSet) and not any(inner is other for other in sets):
             sets.append(inner)
@@ -144,7 +144,7 @@ class DataWorkers:
         self._content = b""
         # workers that have the data set
         self._told: set[Connection] = set()
-        self._killed_before = kills_for_memory()
+        self._killed_before = oom_kill_count()
 
     def make(self, samples: Sequence[int], seed: int, epoch: int) -> Batch:
         """Make a batch as `Items.make` does, in the first worker that is free.
@@ -181,14 +181,14 @@ class DataWorkers:
         self._content = self.items.pickled()
         try:
             with _signals_blocked():  # for the server, too, which they would end while it loads
-                self._start_each()
+                self._fork_workers()
         except (EOFError, ConnectionError) as error:
             raise WorkerKilledError(
                 f"{self.items.name}: the process that starts its data workers was killed before "
                 "they were there; with workers=0 the training makes its samples itself"
             ) from error
 
-    def _start_each(self) -> None:
+    def _fork_workers(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([PRELOADED])
         for _ in range(self.count):
@@ -201,13 +201,13 @@ class DataWorkers:
 
     def _gone(self, pipe: Connection, samples: Sequence[int]) -> FirecaffeError:
         process = self._processes[pipe]
-        process.join(GONE_S)
+        process.join(EXIT_WAIT_S)
         code = process.exitcode
         kind: type[FirecaffeError] = DataError
         how = f"exited with {code}"
         if code is not None and code < 0:
             kind, how = WorkerKilledError, f"was killed by {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL and kills_for_memory() > self._killed_before:
+        if code == -signal.SIGKILL and oom_kill_count() > self._killed_before:
             kind, how = MemoryFullError, "was killed by the kernel for its memory"
         some = ", ".join(map(str, samples[:3])) + (", …" if len(samples) > 3 else "")
         return kind(

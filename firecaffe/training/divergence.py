@@ -19,12 +19,12 @@ from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
-from firecaffe.cluster.agree import text_of_first
+from firecaffe.cluster.agree import broadcast_text
 from firecaffe.cluster.world import World
 from firecaffe.errors import DivergedError, NotFiniteError, RunError
 from firecaffe.schema import Count, checked
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyConfig
-from firecaffe.training.checkpoint import good_name
+from firecaffe.training.checkpoint import good_checkpoint
 from firecaffe.training.saver import Saver
 
 # Few, because with many updates in a step, a diverging training soon leaves its start.
@@ -45,7 +45,7 @@ class _RiseRow(TypedDict):
     lowest: float | None
 
 
-class Rise:
+class LossRise:
     """Watches the loss of each step. The state is JSON, equal on all ranks that know the losses."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Rise:
             f"its start, {self._start:.4g}, for {self._above} steps"
         )
 
-    def saves_lowest(self) -> bool:
+    def record_save(self) -> bool:
         """Note that the state is saved. Returns whether the loss is the lowest of all saves."""
         is_lowest = bool(self._last) and (self._lowest is None or self._now < self._lowest)
         if is_lowest:
@@ -106,18 +106,18 @@ class Rise:
         self._lowest = row["lowest"]
 
 
-class NeverRises:
+class NoLossRise:
     """Watches nothing. If all ranks make each step together, checks for infinities are enough."""
 
     line = ""
 
     def add(self, loss: float) -> None: ...
 
-    def saves_lowest(self) -> bool:
+    def record_save(self) -> bool:
         return False
 
 
-def for_server(words: SynchronyConfig, learners: int, staleness: float, momentum: float) -> str:
+def server_advice(words: SynchronyConfig, learners: int, staleness: float, momentum: float) -> str:
     """Describe how the updates are made, and what to try.
 
     staleness: the mean of the last gradients, in updates. momentum: the solver's; 0 if it has none.
@@ -125,14 +125,16 @@ def for_server(words: SynchronyConfig, learners: int, staleness: float, momentum
     return ADVICE[words.mode](words, learners, staleness, momentum)
 
 
-def _for_backup(synchrony: SynchronyConfig, _: int, __: float, momentum: float) -> str:
+def _backup_advice(synchrony: SynchronyConfig, _: int, __: float, momentum: float) -> str:
     return (
         f"updates are means over the micro-batches of a step but {synchrony.backup_workers}, in "
         f"synchrony.mode {synchrony.mode}, with momentum {momentum:g}: try a lower rate or momentum"
     )
 
 
-def _for_late(synchrony: SynchronyConfig, learners: int, staleness: float, momentum: float) -> str:
+def _late_advice(
+    synchrony: SynchronyConfig, learners: int, staleness: float, momentum: float
+) -> str:
     is_delayed = synchrony.server_momentum == "delayed_nesterov"
     has_server = not synchrony.is_lockless  # that applies the updates itself
     tries = {
@@ -151,13 +153,13 @@ def _for_late(synchrony: SynchronyConfig, learners: int, staleness: float, momen
 
 
 ADVICE: dict[str, Callable[[SynchronyConfig, int, float, float], str]] = {
-    BACKUP: _for_backup,
-    STALE: _for_late,
-    ASYNCHRONOUS: _for_late,
+    BACKUP: _backup_advice,
+    STALE: _late_advice,
+    ASYNCHRONOUS: _late_advice,
 }
 
 
-def for_replicas(words: SynchronyConfig, momentum: float) -> str:
+def replica_advice(words: SynchronyConfig, momentum: float) -> str:
     """Describe how replicas train and what to try. momentum: the solver's; 0 if it has none."""
     shorter = f", shorter rounds than synchrony.local_steps {words.local_steps}"
     outer = ", a lower synchrony.outer_lr" if words.outer != "average" else ""
@@ -181,9 +183,9 @@ def explained(
     except (NotFiniteError, DivergedError) as error:
         with suppress(RunError):
             saver.wait(world)
-        name = text_of_first(world, good_name(folder) if world.is_first else "")
+        name = broadcast_text(world, good_checkpoint(folder) if world.is_first else "")
         good = f"the last good checkpoint is {name}" if name else "there is no checkpoint"
         step = error.step or world.place.step
         raised = type(error)(f"{error}; the learning rate is {rate(step - 1):.4g}; {good}")
-        raised.goes_along, raised.step = not world.is_first, step
+        raised.is_secondary, raised.step = not world.is_first, step
         raise raised from None

@@ -14,11 +14,11 @@ from firecaffe.cluster.agree import gather_bytes, gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.data import DataConfig, Dataset, eval_batches, num_samples
 from firecaffe.errors import FirecaffeError, RecipeError
-from firecaffe.gradients.buffers import KeptBuffers
+from firecaffe.gradients.buffers import BufferSnapshot
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Task
 from firecaffe.tasks.metric import Metric, Parts, State, add_batch, pack, unpack
-from firecaffe.training.forward import AUTOCAST, laid_out, seed_random
+from firecaffe.training.forward import AUTOCAST, match_format, seed_random
 from firecaffe.user_code import failed
 
 EvalBatch = tuple[int, Any, Any]
@@ -79,7 +79,7 @@ def evaluate(
     world: Group,
     labels_L: Tensor | None = None,
     outputs_of: Outputs | None = None,
-    tellers: Group | None = None,
+    result_group: Group | None = None,
 ) -> Evaluation:
     """Evaluate the model on all ranks together; every rank returns the same.
 
@@ -90,7 +90,7 @@ def evaluate(
         world: The ranks that share out the batches.
         labels_L: The network's label for each label of the data set, if they differ.
         outputs_of: Returns the network's outputs; None calls the network.
-        tellers: The ranks that exchange results, each of its own batches; None means world.
+        result_group: The ranks that exchange results, each of its own batches; None means world.
     """
     outputs_of = outputs_of or partial(_outputs_of, model, config)
     rows: list[tuple[int, int, float]] = []  # of each batch: number, samples, sum of their losses
@@ -105,7 +105,7 @@ def evaluate(
         device=world.device,
     )
     numbers = range(world.rank, -(-len(dataset) // config.eval_batch_size), world.world_size)
-    kept = KeptBuffers(model)
+    kept = BufferSnapshot(model)
     with evaluating(model), torch.no_grad(), autocast(config, world.device):
         for (number, inputs, targets), outputs in outputs_of(_seeded(batches, config), numbers):
             if labels_L is not None:
@@ -118,22 +118,22 @@ def evaluate(
             kept.put_back()
         kept.put_back()
     stated = {"rows": rows, "classes": list(classes.items())}
-    return _of_all(stated, parts, task, config.seed, tellers or world)
+    return _of_all(stated, parts, task, config.seed, result_group or world)
 
 
 def _of_all(
-    stated: dict[str, Any], parts: Parts, task: Task, seed: int, tellers: Group
+    stated: dict[str, Any], parts: Parts, task: Task, seed: int, result_group: Group
 ) -> Evaluation:
     # All ranks call it.
     metrics = task.measured
-    gathered = gather_json(tellers, stated)
+    gathered = gather_json(result_group, stated)
     in_batch_order = sorted(tuple(row) for part in gathered for row in part["rows"])
     classes: Counter[int] = Counter()
     for part in gathered:
         classes.update(dict(part["classes"]))
     _, counts, losses = zip(*in_batch_order, strict=True)
     count = sum(counts)
-    states = unpack(metrics, gather_bytes(tellers, pack(parts))) if metrics else {}
+    states = unpack(metrics, gather_bytes(result_group, pack(parts))) if metrics else {}
     seed_random(seed, "metrics")
     return Evaluation(
         samples=count,
@@ -156,7 +156,7 @@ def _outputs_of(
 ) -> Iterator[tuple[EvalBatch, Any]]:
     for batch in batches:
         try:
-            outputs = model(laid_out(batch[1], config))
+            outputs = model(match_format(batch[1], config))
         except FirecaffeError:
             raise
         except Exception as error:

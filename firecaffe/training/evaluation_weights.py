@@ -35,7 +35,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.parallel.layers_in_parts import NormOverRows
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.synchrony.server_policies import Leaf
-from firecaffe.training.forward import laid_out, seed_random
+from firecaffe.training.forward import match_format, seed_random
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.piece import Piece, Weights
 
@@ -117,7 +117,7 @@ class TrainedNorms:
     def pieces(self) -> dict[str, Piece]:
         return {}
 
-    def is_of(self, step: int) -> bool:
+    def is_for_step(self, step: int) -> bool:
         return True
 
     def estimate(self, ranks: Group, step: int) -> None: ...
@@ -151,7 +151,7 @@ class Norms:
         statistics = Weights(self._statistics.items, is_result=False)
         return {NORMS: self._holding.piece(statistics)}
 
-    def is_of(self, step: int) -> bool:
+    def is_for_step(self, step: int) -> bool:
         return self._step == step
 
     @torch.no_grad()
@@ -212,4 +212,4 @@ class Norms:
         config, leaf = self._forward.config, self._leaves[place]
         inputs, _ = self._batches.train_batch(*leaf)
         seed_random(config.seed, "dropout", *leaf)
-        return laid_out(inputs, config)
+        return match_format(inputs, config)

@@ -20,8 +20,8 @@ from firecaffe.caffe.net import Net
 from firecaffe.caffe.text import as_text
 from firecaffe.caffe.trained import TrainedNet, deployed
 from firecaffe.errors import NotIdenticalError, RecipeError
-from firecaffe.files import written_aside, written_together
-from firecaffe.models.extra_state import let_go_of_extra_state
+from firecaffe.files import atomic_replace, replace_together
+from firecaffe.models.extra_state import release_extra_state
 from firecaffe.resume_advice import option
 from firecaffe.tasks.outputs import prediction_of
 
@@ -44,12 +44,12 @@ class ExportedFile:
     """A phrase: what the file was compared with, and by how much it differed."""
 
 
-class Predicting(nn.Module):
+class PredictionOnly(nn.Module):
     """A network whose only output is its prediction."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        let_go_of_extra_state(network)  # an exporter cannot trace it
+        release_extra_state(network)  # an exporter cannot trace it
         self.network = network
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) ->
         for name, tensor in network.state_dict().items()
         if isinstance(tensor, Tensor)
     }
-    with written_aside(path) as aside:
+    with atomic_replace(path) as aside:
         save_file(weights, aside, metadata={"format": "pt"})
         read = load_file(aside)
         same = read.keys() == weights.keys() and all(
@@ -85,9 +85,9 @@ def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Export
     """
     inputs = _needed(inputs)
     runtime = _onnx()
-    predicting = Predicting(network).eval()
+    predicting = PredictionOnly(network).eval()
     shapes = {"inputs": {0: torch.export.Dim(BATCH)}}
-    with written_aside(path) as aside:
+    with atomic_replace(path) as aside:
         with _quiet(), _explained("onnx"):
             program = torch.onnx.export(
                 predicting,
@@ -115,8 +115,8 @@ def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> Export
 def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> ExportedFile:
     """Write the network with torch.export, and load it. Raises: RecipeError; NotIdenticalError."""
     inputs = _needed(inputs)
-    predicting = Predicting(network).eval()
-    with written_aside(path) as aside:
+    predicting = PredictionOnly(network).eval()
+    with atomic_replace(path) as aside:
         with _quiet(), _explained("torch_export"):
             program = torch.export.export(
                 predicting, (inputs,), dynamic_shapes={"inputs": {0: torch.export.Dim(BATCH)}}
@@ -141,7 +141,7 @@ def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> 
         )
     converted = deployed(network)
     text = path.with_suffix(".prototxt")
-    with written_together((text, path)) as (aside_text, aside):
+    with replace_together((text, path)) as (aside_text, aside):
         aside_text.write_text(as_text(converted.net))
         caffemodel.write(aside, converted.layers, converted.net.text("name"))
         again = Net(aside_text, aside)

@@ -15,7 +15,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, Batches, num_samples
 from firecaffe.data.dataset import map_batch
 from firecaffe.errors import RecipeError
-from firecaffe.inventory.asked_world import check_asked, world_asked
+from firecaffe.inventory.asked_world import check_queries, world_queries
 from firecaffe.inventory.attributes import (
     Digests,
     attributes_of,
@@ -27,7 +27,7 @@ from firecaffe.inventory.findings import InEvaluation, Inventory, mean_of
 from firecaffe.inventory.network_state import Changes, ForwardWatch, kinds_of
 from firecaffe.tasks.task import leaves_labels_out
 from firecaffe.training.evaluation import evaluating
-from firecaffe.training.forward import Forward, laid_out, seed_random
+from firecaffe.training.forward import Forward, match_format, seed_random
 
 
 class FirstLook:
@@ -68,9 +68,9 @@ class FirstLook:
         self._put_back()
         evaluated = self._in_evaluation(first)
         begun = self._attributes()
-        with world_asked() as asked:
+        with world_queries() as asked:
             changes, outputs, value = self._at(first)
-        check_asked(asked)
+        check_queries(asked)
         after = self._attributes()
         if other is not None:
             self._at(other)
@@ -93,7 +93,7 @@ class FirstLook:
         for _ in range(2):
             seed_random(forward.config.seed, "evaluation", 0)
             with evaluating(forward.model), torch.no_grad():
-                outputs = forward.model(laid_out(untouched((inputs, ()))[0], forward.config))
+                outputs = forward.model(match_format(copy_batch((inputs, ()))[0], forward.config))
             tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
             digests += [",".join(map(tensor_digest, tensors))]
             attributes += [self._attributes()]
@@ -116,7 +116,7 @@ class FirstLook:
 
     def _at(self, batch: Batch) -> tuple[Changes, Any, str]:
         forward = self.forward
-        mixed = forward.begin(*untouched(batch), 0, 0)
+        mixed = forward.begin(*copy_batch(batch), 0, 0)
         watch = ForwardWatch(forward.model)
         loss, outputs = forward.loss_of(mixed)
         changes = watch.changes()
@@ -144,7 +144,7 @@ def is_repeatable(forward: Forward) -> bool:
     return forward.device.type == "cpu" or forward.config.deterministic
 
 
-def untouched(batch: Batch) -> Batch:
+def copy_batch(batch: Batch) -> Batch:
     """Copy a batch, for a network that writes to its inputs."""
     inputs, targets = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, tuple(batch))
     return inputs, targets

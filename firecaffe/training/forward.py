@@ -76,7 +76,7 @@ def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
         before.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         before.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads)
-        before.enter_context(_usual_modes(device))
+        before.enter_context(_default_modes(device))
         if device.type == "cuda" and config.deterministic:
             before.enter_context(variables_kept(WORKSPACE))
             os.environ.setdefault(WORKSPACE, ":4096:8")
@@ -85,7 +85,7 @@ def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _usual_modes(device: torch.device) -> Iterator[None]:
+def _default_modes(device: torch.device) -> Iterator[None]:
     """Set torch's modes as in a new process: gradients and oneDNN on, float32, no autocast."""
     with ExitStack() as before:
         if torch.get_default_device().type != "cpu":  # for new tensors
@@ -214,7 +214,7 @@ class Forward:
         self.buffers = BufferChanges(model, outline=outline)
         self.scaler = UpdatingScaler(self.device.type, enabled=config.autocast == "float16")
         # Integers have the same sum in any order, so the task's counts bypass the tree.
-        self.counts = self.no_counts()
+        self.counts = self.zero_counts()
         # the context in which the network runs
         self.arithmetic: Callable[[], AbstractContextManager[object]] = nullcontext
         if config.autocast in AUTOCAST:
@@ -238,7 +238,7 @@ class Forward:
                     "expected it to be trained, or frozen, from the first step on"
                 )
         self._first_leaf = first_leaf
-        self.counts = self.no_counts()
+        self.counts = self.zero_counts()
         self.buffers.begin_step()
 
     def __call__(
@@ -303,7 +303,7 @@ class Forward:
         """Treat untrained parameters that forward changes as buffers."""
         self.buffers = BufferChanges(self.model, parameters, self._outline)
 
-    def go_along(self, inputs: Any, targets: Any, step: int, leaf: int) -> None:
+    def run_stand_in(self, inputs: Any, targets: Any, step: int, leaf: int) -> None:
         """Compute a stand-in micro-batch for ranks waiting at split layers; discard the results."""
         loss, _, _ = self._loss(inputs, targets, step, leaf)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -317,23 +317,23 @@ class Forward:
     def loss_of(self, mixed: Mixed) -> tuple[Tensor, Any]:
         """Return the mean loss and the outputs of a micro-batch that `begin` returned."""
         with self.arithmetic():
-            outputs = self._run(laid_out(mixed.inputs, self.config))
+            outputs = self._run(match_format(mixed.inputs, self.config))
             return mixed.loss(self.task.loss, outputs), outputs
 
-    def no_counts(self) -> Tensor:
+    def zero_counts(self) -> Tensor:
         return torch.zeros(len(self.task.counted), device=self.device)
 
     def empty_tail(self) -> list[Tensor]:
-        return [torch.zeros(1, device=self.device), *self.buffers.no_changes()]
+        return [torch.zeros(1, device=self.device), *self.buffers.zero_changes()]
 
 
-def lay_out(model: nn.Module, config: TrainConfig) -> None:
+def set_memory_format(model: nn.Module, config: TrainConfig) -> None:
     if config.channels_last:
         # torch's annotations lack this call.
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def laid_out(inputs: Any, config: TrainConfig) -> Any:
+def match_format(inputs: Any, config: TrainConfig) -> Any:
     """Return the inputs in the weights' memory format if they are 4-D floats, such as images."""
     return tree_map(_channels_last, inputs) if config.channels_last else inputs
 

@@ -39,7 +39,7 @@ from firecaffe.tasks import Loss, Task, TaskConfig, task_of
 from firecaffe.tasks.config import OWN_TASK
 from firecaffe.tasks.known_tasks import check_own_task
 from firecaffe.tasks.task import over_samples
-from firecaffe.training.forward import lay_out, seed_random
+from firecaffe.training.forward import seed_random, set_memory_format
 from firecaffe.training.parallel.mesh import check_is_whole
 from firecaffe.user_code import shown
 
@@ -57,7 +57,7 @@ class Parts:
     comm_hook: tuple[object, Hook] | None = None
 
     @property
-    def beside_recipe(self) -> dict[str, Any]:
+    def facts_for_check(self) -> dict[str, Any]:
         """Facts about these parts that the check of a recipe needs."""
         return {
             "comm_hook": self.comm_hook is not None,
@@ -89,7 +89,7 @@ def check_arguments(recipe: Any, parts: Parts, resume: Any) -> None:
             "WORD=VALUE, …), …), or the path of a recipe's file"
         )
     _check_model(parts.model)
-    check_given(recipe, parts.loss, parts.task)
+    check_loss_and_task(recipe, parts.loss, parts.task)
     hook = parts.comm_hook
     if hook is not None and not (isinstance(hook, tuple) and len(hook) == 2 and callable(hook[1])):
         raise RecipeError(f"comm_hook is {shown(hook)}; expected the pair (state, hook)")
@@ -103,17 +103,17 @@ def _check_model(model: Any) -> None:
     if isinstance(model, nn.Module):
         raise RecipeError(
             f"model is a network that is made already ({type(model).__name__}); expected the "
-            f"function that makes it, so that its first weights are the seed's: {_factory(model)}"
+            f"function that makes it, so that its first weights are the seed's: {_suggest(model)}"
         )
     if not callable(model):
         raise RecipeError(
             f"model is {shown(model)}; expected a function that makes a network. One of "
             "firecaffe's own is named in the recipe: ModelConfig(name)"
         )
-    check_takes_nothing(model)
+    check_no_arguments(model)
 
 
-def check_takes_nothing(model: Callable[..., Any]) -> None:
+def check_no_arguments(model: Callable[..., Any]) -> None:
     """Raise RecipeError if a network's maker cannot be called without arguments."""
     try:
         signature = inspect.signature(model)
@@ -129,7 +129,7 @@ def check_takes_nothing(model: Callable[..., Any]) -> None:
         ) from None
 
 
-def _factory(model: nn.Module) -> str:
+def _suggest(model: nn.Module) -> str:
     """Return the argument to write instead of a network that is already made."""
     kind = type(model)
     try:
@@ -191,10 +191,10 @@ def make_model(recipe: Recipe, parts: Parts, dataset: Dataset) -> nn.Module:
 
 def place_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
     model.to(device)
-    lay_out(model, recipe.train)
+    set_memory_format(model, recipe.train)
 
 
-def check_given(recipe: Recipe, loss: Any, task: Any) -> None:
+def check_loss_and_task(recipe: Recipe, loss: Any, task: Any) -> None:
     """Check the `loss` and the `task` of `firecaffe.train`. Raises: RecipeError."""
     if isinstance(loss, nn.Module) and any(
         parameter.requires_grad for parameter in loss.parameters()

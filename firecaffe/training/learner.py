@@ -14,14 +14,14 @@ from firecaffe.cluster.agree import agree
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import group_of_one
 from firecaffe.data import Batches, Data
-from firecaffe.data.batches import BatchesAhead
+from firecaffe.data.batches import PrefetchedBatches
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.inventory.asked_world import doubts_of_world, world_asked
+from firecaffe.inventory.asked_world import doubts_of_world, world_queries
 from firecaffe.inventory.findings import OTHER_GRADIENTS, Inventory
 from firecaffe.inventory.network_state import ForwardWatch
 from firecaffe.models.config import ModelConfig
@@ -32,24 +32,24 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.log import LogReader
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, check_identity, check_whole
-from firecaffe.training.checks import check_coded, check_outputs, check_scaled
+from firecaffe.training.checks import check_float32, check_not_float16, check_outputs
 from firecaffe.training.choices import (
     Making,
     hold,
     make_mode,
     make_noise_meter,
+    make_unsplit,
     make_update,
-    unheld_network,
 )
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluation_weights import Norms, TrainedNorms, check_layers
-from firecaffe.training.first_look import FirstLook, is_repeatable, raise_first, untouched
+from firecaffe.training.first_look import FirstLook, copy_batch, is_repeatable, raise_first
 from firecaffe.training.forward import Forward, cost_of_determinism
 from firecaffe.training.given_parts import Parts, task_for
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.load import first_file
+from firecaffe.training.load import first_weights_file
 from firecaffe.training.modes.every_step import EveryStep
-from firecaffe.training.modes.mode import Linked, ModeParts, Steps, Summed
+from firecaffe.training.modes.mode import Linked, ModeParts, ReducerSpec, Steps
 from firecaffe.training.outcome import NoiseMeter
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.piece import Numbers
@@ -163,23 +163,23 @@ def build_learner(
     CheckpointError.
     """
     recipe, world = run.recipe, mesh.world
-    with world_asked() as asked:
-        unheld = unheld_network(run, parts, data, world)
+    with world_queries() as asked:
+        unsplit = make_unsplit(run, parts, data, world)
     if recipe.train.batch_norm_samples:
-        check_layers(unheld.outline, recipe.train.batch_norm_samples)
-    file, code = first_file(recipe, checkpoint), own_code(recipe, parts)
-    agree(world, facts(recipe, world, data, unheld.outline, checkpoint, unlike, code, file.sha256))
-    outline = outline_of(unheld.outline)  # of the whole network, before it is split
+        check_layers(unsplit.outline, recipe.train.batch_norm_samples)
+    file, code = first_weights_file(recipe, checkpoint), own_code(recipe, parts)
+    agree(world, facts(recipe, world, data, unsplit.outline, checkpoint, unlike, code, file.sha256))
+    outline = outline_of(unsplit.outline)  # of the whole network, before it is split
     batches = Batches(data.train, run.order, recipe.data, world.device)
     task = task_for(recipe, parts.loss, parts.task, data.train)
-    holding = hold(Making(unheld, run, task, batches, mesh, resources))
+    holding = hold(Making(unsplit, run, task, batches, mesh, resources))
     _check_trained(recipe, holding.everywhere)
     doubts = [*map(doubt_of_data, unlike), *doubt_of_weights(holding.take_first_weights())]
     doubts += doubts_of_world("the network's constructor", asked)
     # Before weights are loaded, so that the probe's digest can be compared with the first run's.
     look = FirstLook(holding.forward, run.keeps_frozen)  # watches the forwards that follow, too
     check_outputs(holding.forward, batches, recipe, parts.has_own_task, holding.try_outputs)
-    inventory = holding.look_around(look, batches)
+    inventory = holding.examine(look, batches)
     probe, cost = _probe(recipe, holding, batches, mesh)
     delayed = recipe.synchrony.delayed_updates(served_learners)
     update = make_update(run, holding, probe, mesh, delayed)
@@ -198,7 +198,7 @@ def build_learner(
         doubts.append(OTHER_GRADIENTS)
     frozen = frozen_of(holding.all_names, recipe.model, first_weights, checkpoint is not None)
     findings = Findings(
-        num_parameters=unheld.num_parameters,
+        num_parameters=unsplit.num_parameters,
         own_code=code,
         frozen=frozen,
         first_weights=first_weights,
@@ -216,9 +216,9 @@ def build_learner(
 def _check_trained(recipe: Recipe, trained: Mapping[str, nn.Parameter]) -> None:
     if not trained:
         raise RecipeError(f"model.name {recipe.model.name!r} has no parameter to train")
-    check_scaled(recipe, trained)
+    check_not_float16(recipe, trained)
     if recipe.exchange.codec:
-        check_coded(recipe, trained)
+        check_float32(recipe, trained)
 
 
 def _numbers(holding: Holding, update: EveryRank) -> dict[str, Numbers]:
@@ -232,7 +232,7 @@ def _probe(
     first, reference = batches.train_batch(0, 0), holding.reference()
 
     def backward() -> Tensor | None:
-        return holding.first_backward(untouched(first))
+        return holding.first_backward(copy_batch(first))
 
     watch, is_exact = ForwardWatch(forward.model), is_repeatable(forward)
     probe = run_probe(
@@ -257,7 +257,7 @@ def _begin(run: Run, update: EveryRank, state: State, checkpoint: Checkpoint | N
         state.load(checkpoint)
     elif update.applier.constraints:
         update.constrain()
-        doubts = doubt_of_weights(state.take_from_first())
+        doubts = doubt_of_weights(state.copy_from_first())
     state.begin()
     return doubts
 
@@ -274,7 +274,7 @@ def _cost_of_determinism(forward: Forward, micro_batch: Callable[[], object]) ->
 def connect(
     run: Run,
     learner: Learner,
-    summed: Sequence[Summed],
+    summed: Sequence[ReducerSpec],
     world: Group,
     hook: tuple[object, Hook] | None,
     resources: ExitStack,
@@ -325,7 +325,7 @@ def connect(
         if reducer.coded is not None:
             name = "compressor" if len(reducers) == 1 else f"compressor-{place}"
             learner.state.add(name, learner.holding.memory(reducer.coded.memory))
-    learner.state.check_all_was_loaded()
+    learner.state.check_all_loaded()
     return run, reducers, choice
 
 
@@ -351,8 +351,8 @@ def make_steps(
     leaves = first.micro_batches(mesh.sharers.rank)
     fetched = leaves if holding.has_inputs else []
     late_doubts = learner.doubts if is_repeatable else None
-    last = mode.last_ahead(run)
-    ahead = BatchesAhead(learner.batches, fetched, first_step, last, late_doubts)
+    last = mode.prefetch_end(run)
+    ahead = PrefetchedBatches(learner.batches, fetched, first_step, last, late_doubts)
     resources.enter_context(closing(ahead))
     resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
     sums = reducers[0]

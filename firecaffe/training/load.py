@@ -16,7 +16,7 @@ from firecaffe.data import open_data
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.generators import generators_kept
-from firecaffe.models.extra_state import hold_extra_state, let_go_of_extra_state
+from firecaffe.models.extra_state import hold_extra_state, release_extra_state
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import GIVEN_IN_PYTHON, made_by, make_network
 from firecaffe.models.weights import FirstWeights, Outline, file_digest, load_weights, read_weights
@@ -29,13 +29,13 @@ from firecaffe.tasks.config import OWN_TASK
 from firecaffe.training.checkpoint import BEST, POINTERS, STATE, SUMS, Checkpoint, load_newest
 from firecaffe.training.coded import check_outline, described, is_coded, with_nets
 from firecaffe.training.evaluation_weights import NORMS
-from firecaffe.training.forward import lay_out
+from firecaffe.training.forward import set_memory_format
 from firecaffe.training.given_parts import (
     NOTHING,
     About,
     Parts,
     about_of,
-    check_takes_nothing,
+    check_no_arguments,
     read_about,
 )
 from firecaffe.training.piece import Weights, take_rows
@@ -43,7 +43,7 @@ from firecaffe.training.state import WEIGHTS, State, stored_piece
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.user_code import shown
 
-USED_LATER = ("data.name", "task.name")
+UNUSED_BY_NETWORK = ("data.name", "task.name")
 """Settings of a .fcz file that do not matter to its network."""
 
 Given = Callable[[], nn.Module] | nn.Module
@@ -102,7 +102,7 @@ def load(
         for note in trained.notes:
             warnings.warn(note, stacklevel=2)
         network = trained.model
-    let_go_of_extra_state(network)
+    release_extra_state(network)
     return network
 
 
@@ -135,7 +135,7 @@ def load_run(
             f"{where}: its network, {recipe.model.name.removeprefix(GIVEN_IN_PYTHON)}, was given "
             f'in Python; give it again: firecaffe.load("{where}", model=…)'
         )
-    if run is not None and is_start(where, recipe) and not best:
+    if run is not None and is_import(where, recipe) and not best:
         return _filled(model, recipe, about or NOTHING, Path(recipe.model.weights))
     checkpoint, damaged = _checkpoint(where, best)
     if about is None and (model is None or run is not None):
@@ -148,7 +148,7 @@ def load_run(
     return Trained(network.eval(), recipe, about, checkpoint.step, evaluated, notes)
 
 
-def is_start(where: Path, recipe: Recipe) -> bool:
+def is_import(where: Path, recipe: Recipe) -> bool:
     """Whether an import made a folder: its recipe has first weights, and no run began there."""
     # A run writes its environment as it begins.
     begun = any((where / name).exists() for name in ("checkpoints", SUMS, ENVIRONMENT))
@@ -215,7 +215,7 @@ def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
         network = model
     else:
         if model is not None:
-            check_takes_nothing(model)
+            check_no_arguments(model)
         with generators_kept():
             if model is not None:
                 network = made_by(model)
@@ -224,7 +224,7 @@ def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
     if model is not None:
         make_low_rank(network, recipe.model.low_rank)
     hold_extra_state(network)
-    lay_out(network, recipe.train)
+    set_memory_format(network, recipe.train)
     return network
 
 
@@ -234,7 +234,7 @@ def _from_coded(
     # The file's outline is compared with the network's before memory is allocated for tensors.
     if best:
         raise RecipeError(f"{file}: is a file; best is asked of a run's folder")
-    named = USED_LATER if model is None else ("model.name", *USED_LATER)
+    named = UNUSED_BY_NETWORK if model is None else ("model.name", *UNUSED_BY_NETWORK)
     given = named if recipe is None else ("model.name",)
     stated, about = described(file, given, trust_code=trust_code)
     if recipe is None:
@@ -258,7 +258,7 @@ def _from_file(file: Path, model: Given | None, best: bool, trust_code: bool) ->
 
 
 @dataclass(frozen=True)
-class FirstFile:
+class FirstWeightsFile:
     path: str
     """Empty if there is no file."""
     sha256: str
@@ -277,12 +277,12 @@ class FirstFile:
         return first_weights
 
 
-def first_file(recipe: Recipe, checkpoint: Checkpoint | None) -> FirstFile:
+def first_weights_file(recipe: Recipe, checkpoint: Checkpoint | None) -> FirstWeightsFile:
     """Return the file that `model.weights` means, unless a checkpoint is resumed."""
     if checkpoint is not None or not recipe.model.weights:
-        return FirstFile("", "none", [])
+        return FirstWeightsFile("", "none", [])
     path, damaged = find_weights(recipe.model.weights)
-    return FirstFile(path, file_digest(path), damaged)
+    return FirstWeightsFile(path, file_digest(path), damaged)
 
 
 def find_weights(where: str) -> tuple[str, list[str]]:

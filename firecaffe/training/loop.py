@@ -7,19 +7,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from firecaffe.cluster.agree import gather_json, text_of_first
+from firecaffe.cluster.agree import broadcast_text, gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
 from firecaffe.data import Data, Dataset
 from firecaffe.errors import DivergedError, NotFiniteError
 from firecaffe.recipe.run import Run
-from firecaffe.training.best import Best, test_best
+from firecaffe.training.best import Best, evaluate_best
 from firecaffe.training.checkpoint import BEST, GOOD, Checkpoint, checkpoint_name
 from firecaffe.training.divergence import explained
 from firecaffe.training.evaluation import Evaluation, evaluate
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.learner import Learner
-from firecaffe.training.modes.mode import Queued, Steps
+from firecaffe.training.modes.mode import PendingStep, Steps
 from firecaffe.training.outcome import Votes
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.records import Records
@@ -38,12 +38,12 @@ class EvaluationGroups:
     """The ranks that share out the samples of an evaluation."""
     estimators: Group
     """The ranks that share out the micro-batches for its BatchNorm statistics."""
-    tellers: Group
+    result_group: Group
     """The ranks that exchange the results of an evaluation."""
 
 
 def groups_of(mesh: Mesh, holding: Holding) -> EvaluationGroups:
-    return EvaluationGroups(mesh.world, holding.evaluators, mesh.column, holding.tellers)
+    return EvaluationGroups(mesh.world, holding.evaluators, mesh.column, holding.result_group)
 
 
 @dataclass(frozen=True)
@@ -91,14 +91,14 @@ class _Loop:
         self._sums = StepSums(t.first_step + 1, broken=broken)
         self._saved_s, self._is_put_off = time.monotonic(), False
         t.world.traffic.begin()  # earlier traffic belongs to no step
-        self._queued: deque[Queued] = deque()
+        self._queued: deque[PendingStep] = deque()
         self._last = t.first_step
         self._validation: Evaluation | None = None
 
     def part(self) -> None:
         self.t.learner.update.close()
 
-    def go_on_alone(self, world: World) -> None:
+    def continue_alone(self, world: World) -> None:
         self.t = replace(self.t, groups=EvaluationGroups(world, world, world, world))
         self.t.state.world = world
 
@@ -108,7 +108,7 @@ class _Loop:
     @property
     def is_over(self) -> bool:
         t = self.t
-        return self._last >= t.run.steps or t.best.is_enough(t.run.recipe.train.stop_after)
+        return self._last >= t.run.steps or t.best.has_stalled(t.run.recipe.train.stop_after)
 
     def begin(self) -> None:
         """Do the evaluation that was due when the run was asked to stop, if any."""
@@ -132,7 +132,7 @@ class _Loop:
         self._last = done
         t.world.place.step = done
         self._queued.append(t.steps.stepper.run(step, run.learning_rate(step), self._vote))
-        votes = self._read(0 if _is_looked_at(run, done) else t.steps.stepper.behind)
+        votes = self._read(0 if _needs_state(run, done) else t.steps.stepper.behind)
         if recipe.run.digests:
             t.steps.ranks.gather()
             self._records.digests(done, t.state.digest_each())
@@ -211,16 +211,16 @@ class _Loop:
                     t.best.checkpoint = _path(t, last)
                     t.saver.wait(t.world)
                     t.saver.mark_best(last)
-            stopped_early = t.best.is_enough(recipe.train.stop_after)
+            stopped_early = t.best.has_stalled(recipe.train.stop_after)
             if stopped_early:
-                records.say(t.best.no_better(last))
+                records.say(t.best.stall_message(last))
             test = _evaluate(t, t.data.test, "test", last, records)
             t.saver.finish_together(t.world)
             test_of_best = None
             if stopped_early and t.best.step < last and t.best.checkpoint:
                 if t.steps.ranks.have_weights:
                     tested = partial(_evaluated, t, t.data.test)
-                    test_of_best = test_best(t.world, t.state, t.best, tested, records.say)
+                    test_of_best = evaluate_best(t.world, t.state, t.best, tested, records.say)
                 else:
                     records.say(
                         f"the best weights, of step {t.best.step}, are not tested, for other "
@@ -264,7 +264,7 @@ def _is_due(run: Run, every: int, done: int) -> bool:
     return bool(every) and done // every > run.rounds.last_whole(done) // every
 
 
-def _is_looked_at(run: Run, done: int) -> bool:
+def _needs_state(run: Run, done: int) -> bool:
     # Whether the state after this step is needed, with all losses so far.
     recipe = run.recipe
     is_due = any(_is_due(run, n, done) for n in (recipe.checkpoint.every, recipe.train.eval_every))
@@ -284,14 +284,14 @@ def _save(t: Training, done: int) -> None:
     if _is_new_best(t, done):
         t.best.checkpoint = _path(t, done)
         marks.append(BEST)
-    if t.learner.mode.rise.saves_lowest():
+    if t.learner.mode.rise.record_save():
         marks.append(GOOD)
     t.saver.save(about, t.state, marks)
 
 
 def _is_saved(t: Training, done: int) -> bool:
     # False if another run was resumed at its end. Only rank 0 is sure to see the folder.
-    return bool(text_of_first(t.world, "yes" if Path(_path(t, done)).is_dir() else ""))
+    return bool(broadcast_text(t.world, "yes" if Path(_path(t, done)).is_dir() else ""))
 
 
 def _check_rise(t: Training, done: int) -> None:
@@ -310,7 +310,7 @@ def _check_updated(t: Training, done: int) -> None:
             "not finite in each of them, so that nothing was trained; try train.autocast bfloat16 "
             "or none, or more steps if these are few"
         )
-        error.step, error.goes_along = done, not t.world.is_first
+        error.step, error.is_secondary = done, not t.world.is_first
         raise error
 
 
@@ -359,13 +359,13 @@ def _evaluated(t: Training, dataset: Dataset) -> Evaluation:
             recipe.train,
             t.groups.evaluators,
             outputs_of=partial(learner.holding.outputs, num_samples=len(dataset)),
-            tellers=t.groups.tellers,
+            result_group=t.groups.result_group,
         )
 
 
 def _estimate_norms(t: Training, done: int) -> None:
     norms, ahead = t.learner.norms, t.steps.ahead
-    if norms.is_of(done):
+    if norms.is_for_step(done):
         return
     ahead.close()  # a data set may not allow two readers
     with t.steps.ranks.turn, t.world.traffic.uncounted(), t.learner.update.evaluating():

@@ -107,7 +107,7 @@ class StepMarks:
 
         return fetch_timed
 
-    def sums_are_there(self, totals: Totals) -> None:
+    def set_sums(self, totals: Totals) -> None:
         """Set the sums of the step. The thread has slept, and used no CPU, since its backward."""
         self._totals = totals
         self._processor_s = time.thread_time() - self._processor_start_s - self._fetching_s
@@ -138,7 +138,7 @@ class StepMarks:
             idle_s=spent.idle_s,
             stage=spent.stage,
             activations_s=spent.layers_s,
-            processor_s=None if self._queue.works_behind else self._processor_s,
+            processor_s=None if self._queue.is_async else self._processor_s,
         )
 
 
@@ -147,7 +147,7 @@ def _seconds(spans: Sequence[Span]) -> float:
 
 
 # seconds between two checks whether a device has reached a mark
-LOOK_S = 0.001
+POLL_S = 0.001
 
 VOTES = 2
 
@@ -160,7 +160,7 @@ class Votes:
     save: bool = False
 
 
-def ballot(votes: Votes, device: torch.device) -> Tensor:
+def pack_votes(votes: Votes, device: torch.device) -> Tensor:
     ballots = torch.zeros(VOTES, device=device)
     for place, is_wanted in enumerate((votes.stop, votes.save)):
         if is_wanted:
@@ -230,7 +230,7 @@ class Outcome:
         """Wait for the step's end. look: called meanwhile; it may raise. Raises: NotFiniteError."""
         while not self.times.is_over():
             look()
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         self.check_finite()
         _, *counts, stop, save = self.checked.sums.tolist()
         shares = (count / self.samples for count in counts)

@@ -17,7 +17,7 @@ from torch import Tensor
 from firecaffe.cluster.group import Group
 from firecaffe.errors import UnfitCheckpointError
 from firecaffe.training.tensor_file import InMemory, Stored
-from firecaffe.transport.collect import HeldPart, give_all
+from firecaffe.transport.collect import HeldPart, gather_all
 
 
 class Piece(Protocol):
@@ -141,7 +141,7 @@ class Wholes(Protocol):
         """Copy this rank's parts from whole tensors, which are of the same type."""
 
 
-class AllHere:
+class LocalWholes:
     """Implements `Wholes` for tensors that every rank holds."""
 
     def name(self, own: str) -> str:
@@ -161,7 +161,7 @@ class AllHere:
 
 
 @dataclass(frozen=True)
-class OfRanks:
+class GatheredWholes:
     """Implements `Wholes` by exchanges through the host's memory."""
 
     world: Group
@@ -176,7 +176,7 @@ class OfRanks:
         wholes = dict[str, Tensor]()
         if self.sharers is not None:  # even a rank without a part calls it
             cut = {name: part for name, part in held.items() if part.rows is not None}
-            wholes = dict(give_all(self.sharers, cut))
+            wholes = dict(gather_all(self.sharers, cut))
         return {
             name: wholes[name].to(part.tensor.device) if name in wholes else part.tensor
             for name, part in held.items()
@@ -186,7 +186,7 @@ class OfRanks:
         return {name: tensor.to(self.world.device) for name, tensor in self.one_by_one(parts)}
 
     def one_by_one(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        return give_all(self.world, self._piece(parts).parts())
+        return gather_all(self.world, self._piece(parts).parts())
 
     def put(self, wholes: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> None:
         piece = self._piece(parts)

@@ -16,7 +16,7 @@ from firecaffe.cluster.world import World
 from firecaffe.data.batches import TrainBatches
 from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
 from firecaffe.training.saver import Write
-from firecaffe.user_code import failed, look_here, shown
+from firecaffe.user_code import failed, search_cwd, shown
 
 VARIABLE = "FIRECAFFE_PLUGINS"
 
@@ -43,7 +43,7 @@ def load_plugins() -> tuple[Plugin, ...]:
 
 
 def _load(name: str) -> Plugin:
-    look_here()
+    search_cwd()
     try:
         made = import_module(name).plugin()
     except FirecaffeError:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from firecaffe.data import Data, DataConfig, Dataset, eval_batches, is_images, num_classes
 from firecaffe.data.augment import center_crop, middle, normalize
-from firecaffe.data.caffe_source import reader_of_files
+from firecaffe.data.caffe_source import image_reader
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import FORMATS, decoded, scale
 from firecaffe.data.image_folder import (
@@ -33,7 +33,7 @@ from firecaffe.resume_advice import replaced
 from firecaffe.tasks import Task, task_of
 from firecaffe.tasks.outputs import prediction_of
 from firecaffe.training.evaluation import autocast
-from firecaffe.training.forward import laid_out, seed_random
+from firecaffe.training.forward import match_format, seed_random
 from firecaffe.training.given_parts import About
 from firecaffe.user_code import failed, is_caffe
 
@@ -106,7 +106,7 @@ def reader_of(paths: Sequence[Path], about: About, config: DataConfig) -> Read:
 
 def _image_reader(about: About, config: DataConfig) -> Callable[[Path], Tensor]:
     if is_caffe(config.name):
-        make = reader_of_files(config, about.input_shape[0] if about.input_shape else 3)
+        make = image_reader(config, about.input_shape[0] if about.input_shape else 3)
         return lambda path: _of_caffe(path, make, about)
     if about.sample_CHW and about.sample_CHW[0] in (1, 3):
         return lambda path: read_image(path, about, config)
@@ -296,7 +296,7 @@ def predictions(
 def outputs_of(model: nn.Module, inputs: Any, config: TrainConfig, device: torch.device) -> Tensor:
     """Return the network's prediction, in the arithmetic of the run's evaluation."""
     with autocast(config, device):
-        return prediction_of(model(laid_out(inputs, config)))
+        return prediction_of(model(match_format(inputs, config)))
 
 
 def meaning(task: str) -> str:
@@ -336,7 +336,7 @@ READERS: dict[str, Callable[[str, Tensor], Prediction]] = {
 }
 """Functions that interpret an output, by `meaning`; other outputs are just numbers."""
 
-AS_PREDICTED = {
+OUTPUT_NOTES = {
     "classification": "logits; predict's probabilities are outputs.softmax(1)",
     "multilabel": "logits; predict's probabilities are outputs.sigmoid()",
     "segmentation": "logits; predict's masks are outputs.argmax(1)",

@@ -11,10 +11,10 @@ from torch import nn
 
 from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.world import World
-from firecaffe.data.decode import stand_ins
+from firecaffe.data.decode import replaced_note
 from firecaffe.errors import RunError
 from firecaffe.files import finite
-from firecaffe.models.extra_state import let_go_of_extra_state
+from firecaffe.models.extra_state import release_extra_state
 from firecaffe.runs.environment import peak_memory_bytes
 from firecaffe.runs.measure import Measure
 from firecaffe.runs.run_folder import METRICS
@@ -147,7 +147,7 @@ class Result:
     def hold(self, model: nn.Module) -> None:
         """Keep the trained network. It is not passed to other processes."""
         model.zero_grad(set_to_none=True)
-        let_go_of_extra_state(model)
+        release_extra_state(model)
         self.__dict__[LIVE] = model.eval()
 
     def hold_function(self, make: Callable[[], nn.Module]) -> None:
@@ -157,13 +157,13 @@ class Result:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in (LIVE, MAKE)}
 
-    def as_message(self) -> dict[str, Any]:
-        """Return the result as JSON for `of_message` in another process."""
+    def to_message(self) -> dict[str, Any]:
+        """Return the result as JSON for `from_message` in another process."""
         return {**asdict(self), "folder": str(self.folder)}
 
     @classmethod
-    def of_message(cls, row: dict[str, Any]) -> Self:
-        """Make a result from what `as_message` returned."""
+    def from_message(cls, row: dict[str, Any]) -> Self:
+        """Make a result from what `to_message` returned."""
         measure, costs = Measure(**row["measure"]), SaveCosts(**row["checkpoints"])
         folder = Path(row["folder"])
         return cls(**{**row, "measure": measure, "checkpoints": costs, "folder": folder})
@@ -221,7 +221,7 @@ class Result:
             f"weights sha256 {self.weights_sha256[:12]}",
         ]
         if self.broken_images:
-            lines.append(f"warning: {stand_ins(self.broken_images)}")
+            lines.append(f"warning: {replaced_note(self.broken_images)}")
         new = (doubt for doubt in self.identity_doubts if doubt not in set(known_doubts))
         lines += [f"warning: {doubt}" for doubt in new]
         drifted = "warning: rank {} ended with other weights than most"

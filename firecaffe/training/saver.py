@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from firecaffe.cluster.agree import text_of_first
+from firecaffe.cluster.agree import broadcast_text
 from firecaffe.cluster.group import Group
 from firecaffe.errors import CheckpointError, RunError
 from firecaffe.training.checkpoint import (
@@ -138,11 +138,11 @@ class Saver:
         word = "writing" if self.is_writing else ""
         if world.is_first and not self._folder.parent.is_dir():
             word = f"{self._folder.parent}: is gone, deleted or moved while the run goes on"
-        word = text_of_first(world, word)
+        word = broadcast_text(world, word)
         if word in ("", "writing"):
             return bool(word)
         gone = RunError(word)
-        gone.goes_along = not world.is_first
+        gone.is_secondary = not world.is_first
         raise gone
 
     def wait(self, world: Group, most_s: float = inf) -> bool:
@@ -168,10 +168,10 @@ class Saver:
         """
         self.wait(world)
         error = self._last.result() if self._last is not None else None
-        said = text_of_first(world, "" if error is None else str(error))
+        said = broadcast_text(world, "" if error is None else str(error))
         if said:
             unsaved = CheckpointError(said)
-            unsaved.goes_along = not world.is_first  # rank 0 alone writes
+            unsaved.is_secondary = not world.is_first  # rank 0 alone writes
             raise unsaved
 
     def mark_best(self, step: int) -> None:

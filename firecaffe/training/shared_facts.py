@@ -9,7 +9,7 @@ from torch import nn
 
 from firecaffe.cluster.agree import digest, gather_json
 from firecaffe.cluster.world import World
-from firecaffe.data import Data, Dataset, drawing_of, is_images, shard_counts
+from firecaffe.data import Data, Dataset, is_images, shard_counts, weighted_draws
 from firecaffe.data.dataset import is_repeatable, layout_of, named_leaves
 from firecaffe.errors import RunError
 from firecaffe.exchange import parse_hierarchical
@@ -93,12 +93,12 @@ def describe_training(recipe: Recipe, data: Data, is_repeatable: bool = True) ->
     """Describe the training set, with its shards or weights if they decide the order."""
     counts = shard_counts(data.train, recipe.data)
     shards = f", shards {hashlib.sha256(repr(counts).encode()).hexdigest()[:12]}" if counts else ""
-    drawing = drawing_of(data.train, recipe.data.balance)
+    drawing = weighted_draws(data.train, recipe.data.balance)
     drawn = "" if drawing is None else f", weights {digest([('sums', drawing.sums_N)])[:12]}"
     return describe(data.train, is_repeatable) + shards + drawn
 
 
-def ask_twice(world: World, data: Data) -> tuple[list[str], list[str]]:
+def find_unrepeatable(world: World, data: Data) -> tuple[list[str], list[str]]:
     """Return the parts whose samples differed when a rank read them twice, and doubts.
 
     A doubt is about attributes that change at each read, as counters do. A cache changes only once.

@@ -22,7 +22,7 @@ from typing import IO, Self
 import torch
 from torch import Tensor
 
-from firecaffe.cluster.agree import broadcast, gather_text, text_of_first
+from firecaffe.cluster.agree import broadcast, broadcast_text, gather_text
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.process_settings import SAME_S, handlers_kept
 from firecaffe.cluster.world import FOLDER, World, own_folder_key
@@ -37,9 +37,9 @@ from firecaffe.errors import (
 )
 from firecaffe.faults import ANOTHER, GOES_ON, TOGETHER, Fault
 from firecaffe.files import open_regular
-from firecaffe.resume_advice import option, resume_word
-from firecaffe.runs.fault import UNKNOWN_NEXT, fault_of, known_in, write_fault
-from firecaffe.training.checkpoint import Checkpoint, digest_of, load_newest
+from firecaffe.resume_advice import option, resume_option
+from firecaffe.runs.fault import UNKNOWN_NEXT, fault_of, with_can_resume, write_fault
+from firecaffe.training.checkpoint import Checkpoint, load_newest, sums_digest
 from firecaffe.training.tensor_file import Stored, StoredByName
 
 WORDS = ("step", "identity", "probe", "history", "numbers", "doubts", "digest")
@@ -48,8 +48,8 @@ WORDS = ("step", "identity", "probe", "history", "numbers", "doubts", "digest")
 CHUNK_BYTES = 1 << 24
 
 
-def pass_on(world: World, found: Checkpoint | None) -> Checkpoint:
-    """Give all ranks rank 0's checkpoint. Its tensors follow one at a time, see `PassedOn`.
+def broadcast_checkpoint(world: World, found: Checkpoint | None) -> Checkpoint:
+    """Give all ranks rank 0's checkpoint. Its tensors follow one at a time, see `BroadcastTensors`.
 
     A piece held in parts stays in its file: each rank reads its part there, or in a copy if it does
     not see the file. Raises: PeerLostError; CheckpointError if a copy cannot be made.
@@ -57,17 +57,17 @@ def pass_on(world: World, found: Checkpoint | None) -> Checkpoint:
     if world.group is None:
         assert found is not None
         return found
-    said = json.loads(text_of_first(world, "" if found is None else json.dumps(_words(found))))
+    said = json.loads(broadcast_text(world, "" if found is None else json.dumps(_words(found))))
     kinds = {name: (tuple(shape), getattr(torch, dtype)) for name, shape, dtype in said["tensors"]}
     passed = Checkpoint(
-        tensors=PassedOn(world, kinds, None if found is None else found.tensors),
+        tensors=BroadcastTensors(world, kinds, None if found is None else found.tensors),
         piece_files={name: Path(path) for name, path in said["piece_files"].items()},
         folder=Path(said["folder"]),
         **{word: said[word] for word in WORDS},
     )
     if passed.piece_files:
         assert passed.folder is not None  # it was read from there
-        sees = digest_of(passed.folder) == passed.digest
+        sees = sums_digest(passed.folder) == passed.digest
         if not all(gather_text(world, "yes" if sees else "")):
             _copy_pieces(world, passed, sees)
     return passed
@@ -106,7 +106,7 @@ def _send_file(world: World, path: Path, copy: IO[bytes] | None) -> None:
             source.close()
 
 
-class PassedOn(StoredByName):
+class BroadcastTensors(StoredByName):
     """Rank 0's tensors on all ranks. Each is read and broadcast when all ranks ask for it."""
 
     def __init__(
@@ -193,16 +193,16 @@ def find_start(world: World, resume: str | Path | None) -> Start:
     is no longer rank 0's.
     """
     # Rank 0's number: another rank may have failed in an earlier training before this call.
-    key = text_of_first(world, f"{FOLDER}/{next(_calls)}")
+    key = broadcast_text(world, f"{FOLDER}/{next(_calls)}")
     folder = _earlier_folder(world, key)
     checkpoints = None if folder is None else folder / "checkpoints"
     if checkpoints is not None and world.is_first and not checkpoints.is_dir():
         raise RunError(
             f"{checkpoints}: is not on {world.host}, on which rank 0 is now; go on from the host "
-            f"that has it ({resume_word()}), or take a run.folder on a disk that all hosts share"
+            f"that has it ({resume_option()}), or take a run.folder on a disk that all hosts share"
         )
     has_any = checkpoints is not None and any(checkpoints.glob("step-*"))
-    if text_of_first(world, "yes" if has_any else ""):
+    if broadcast_text(world, "yes" if has_any else ""):
         assert folder is not None  # all ranks read it in one store
         checkpoint, damaged = load_together(world, folder)
         notes = [*map(_warn, damaged), f"going on after step {checkpoint.step}"]
@@ -234,9 +234,9 @@ def load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
         raise problem
     if not is_there:
         none = CheckpointError(f"{where}: rank 0 found no checkpoint there")
-        none.goes_along = True
+        none.is_secondary = True
         raise none
-    return pass_on(world, checkpoint), damaged
+    return broadcast_checkpoint(world, checkpoint), damaged
 
 
 def announce_folder(world: World, start: Start, folder: Path) -> bool:
@@ -285,7 +285,7 @@ def _warn(reason: str) -> str:
     return f"warning: {reason}; an older checkpoint is taken"
 
 
-class FaultTeller:
+class FaultWriter:
     """Writes the faults of this rank, and the verdicts on others, into the run folder."""
 
     def __init__(self, world: World) -> None:
@@ -295,22 +295,22 @@ class FaultTeller:
     def write_into(self, folder: Path) -> None:
         self._folder = folder
         if self._world.watch is not None:
-            self._world.watch.when_lost(self.write)
+            self._world.watch.on_verdict(self.write)
 
     def write(self, fault: Fault, goes_on: bool = False) -> Fault:
         """Write a fault. Return it with whether a checkpoint exists, and any problem of writing."""
-        fault, then = known_in(self._folder, fault), GOES_ON if goes_on else UNKNOWN_NEXT
+        fault, then = with_can_resume(self._folder, fault), GOES_ON if goes_on else UNKNOWN_NEXT
         problem = "" if self._folder is None else write_fault(self._folder, fault, then)
         return dataclasses.replace(fault, detail=f"{fault.detail}; {problem}") if problem else fault
 
 
 @contextmanager
-def tell_faults(world: World) -> Iterator[FaultTeller]:
+def report_faults(world: World) -> Iterator[FaultWriter]:
     """Tell the other ranks what ends this rank in the block, and write it into the run folder.
 
     Raises: the block's error, with its `fault`; MemoryFullError if memory was full.
     """
-    teller = FaultTeller(world)
+    teller = FaultWriter(world)
     try:
         yield teller
     # Also SystemExit and the like: a script may catch them, and the other ranks would wait.
@@ -365,7 +365,7 @@ class StopRequest:
             self._asked = LAUNCHER
         return self._asked
 
-    def _hear(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
         is_person = number == signal.SIGINT and "RANK" not in os.environ
         if self._asked and (is_person or now - self._heard_s > SAME_S):
@@ -379,7 +379,7 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         for number in self._kept.enter_context(handlers_kept(SIGNALS)):
-            signal.signal(number, self._hear)
+            signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -390,10 +390,10 @@ def stopped(reason: str, done: int, folder: Path) -> FirecaffeError:
     """Return the error that ends a run that was asked to stop after `done` steps."""
     message = (
         f"stopped after step {done} ({reason or 'another rank was asked to'}); "
-        f"a checkpoint is saved, resume with {resume_word(folder)}"
+        f"a checkpoint is saved, resume with {resume_option(folder)}"
     )
     if reason == LAUNCHER:
         return LauncherLostError(message)
     error = PreemptedError(message)
-    error.goes_along = not reason
+    error.is_secondary = not reason
     return error

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 
 from firecaffe.cluster.agree import (
+    broadcast_text,
+    copy_from_first,
     differing_ranks,
     digest,
     digest_each,
     gather_json,
     gather_text,
     ranks_that_differ,
-    take_from_first,
-    text_of_first,
 )
 from firecaffe.cluster.world import World
 from firecaffe.errors import CheckpointError, NotFiniteError, UnfitCheckpointError
@@ -69,7 +69,7 @@ class State:
         self.pieces = {name: pieces[name] for name in sorted(pieces, key=_place_of)}
         self.numbers = numbers or {}
         self.losses = Losses()
-        self._begun_infinite = set[str]()
+        self._infinite_at_start = set[str]()
         self._resumed: Checkpoint | None = None
 
     def add(self, name: str, piece: Piece) -> None:
@@ -78,9 +78,9 @@ class State:
         if self._resumed is not None:
             piece.load(stored_piece(self._resumed, name, piece.held_by_all))
 
-    def take_from_first(self) -> list[int]:
+    def copy_from_first(self) -> list[int]:
         """Give all ranks rank 0's pieces that all hold. Returns the ranks whose values differed."""
-        return take_from_first(self.world, self.tensors_held_by_all())
+        return copy_from_first(self.world, self.tensors_held_by_all())
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load all pieces from a checkpoint, on all ranks. Raises: UnfitCheckpointError."""
@@ -97,7 +97,7 @@ class State:
         self.losses.history = checkpoint.history
         self._resumed = checkpoint
 
-    def check_all_was_loaded(self) -> None:
+    def check_all_loaded(self) -> None:
         """Raise UnfitCheckpointError if the resumed checkpoint holds more than was loaded."""
         if self._resumed is None:
             return
@@ -149,7 +149,7 @@ class State:
 
     def begin(self) -> None:
         """Remember buffers that are not finite before the first step, as a mask of infinities."""
-        self._begun_infinite = {
+        self._infinite_at_start = {
             name
             for name, tensor in self._own_results().items()
             if name.startswith("buffer/") and first_not_finite({name: tensor})
@@ -162,7 +162,7 @@ class State:
         the others. Raises: NotFiniteError on all ranks.
         """
         local_results = self._own_results()
-        for name in self._begun_infinite:
+        for name in self._infinite_at_start:
             local_results.pop(name, None)
         said = gather_text(self.world, first_not_finite(local_results))
         broken = next((text for text in said if text), "")
@@ -231,7 +231,7 @@ class State:
     def _digest(self, names: Sequence[str]) -> str:
         if all(self.pieces[name].held_by_all for name in names):
             return digest(self.tensors_held_by_all(names).items())
-        return text_of_first(self.world, digest(self._wholes(names)))
+        return broadcast_text(self.world, digest(self._wholes(names)))
 
     def _wholes(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         for name in names:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
-from firecaffe.files import new_aside, open_regular
+from firecaffe.files import create_empty, open_regular
 from firecaffe.transport.collect import Whole
 
 
@@ -118,7 +118,7 @@ DTYPES = {
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
 MOST_NUMBERS = torch.iinfo(torch.int64).max
-DTYPE_OF_WORD = {word: dtype for dtype, word in DTYPES.items()}
+DTYPE_BY_NAME = {word: dtype for dtype, word in DTYPES.items()}
 
 
 class TensorPlace(NamedTuple):
@@ -139,7 +139,7 @@ def write_tensors(
     problem = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(new_aside(path), "wb") as file:
+        with open(create_empty(path), "wb") as file:
             file.write(_header(listed))
             for _, tensor in coming:
                 file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
@@ -168,7 +168,7 @@ class TensorFile(StoredByName):
             with safe_open(path, framework="pt") as opened:
                 for name in opened.offset_keys():  # contiguous, as the format requires
                     tensor = opened.get_slice(name)
-                    dtype = DTYPE_OF_WORD[tensor.get_dtype()]
+                    dtype = DTYPE_BY_NAME[tensor.get_dtype()]
                     place = self._places[name] = TensorPlace(
                         dtype, tuple(tensor.get_shape()), start
                     )

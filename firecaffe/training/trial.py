@@ -51,7 +51,7 @@ class Trial:
     measure: Measure = TOP1
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False
     """Decides after each evaluation but the last, from all so far, whether to end the trial."""
-    is_of_verdict: bool = False
+    is_test_scored: bool = False
     """Whether its result on test samples counts, instead of its evaluations during training."""
     ended_early: bool = field(default=False, init=False)
     scores: list[TrialScore] = field(default_factory=list, init=False)
@@ -129,7 +129,7 @@ def _diverged(
 
 
 @contextmanager
-def working_in(folder: Path) -> Iterator[int]:
+def command_lock(folder: Path) -> Iterator[int]:
     """Lock a folder of trainings, for this process and those that it starts. Yields the descriptor.
 
     Processes that inherit it keep the lock: while one of them lives, no other command works there.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from firecaffe.cluster.agree import digest
-from firecaffe.cluster.process_settings import alone_in_process
+from firecaffe.cluster.process_settings import exclusive_in_process
 from firecaffe.cluster.world import World
 from firecaffe.errors import NotIdenticalError, RunError
 from firecaffe.recipe.checked_recipe import CheckedRecipe
@@ -38,7 +38,7 @@ from firecaffe.training.checkpoint import (
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, open_parts
 from firecaffe.training.learner import Learner, build_learner, connect, make_steps
-from firecaffe.training.modes.mode import Queued, Steps
+from firecaffe.training.modes.mode import PendingStep, Steps
 from firecaffe.training.modes.served.served_mode import leaves_of
 from firecaffe.training.modes.served.server_steps import keep_lines
 from firecaffe.training.parallel.mesh import make_mesh
@@ -80,7 +80,7 @@ class Again:
         Raises: RunError with the line if the log is damaged, NotFiniteError.
         """
         run = self.run
-        outcomes: dict[int, Queued] = {}
+        outcomes: dict[int, PendingStep] = {}
         while not outcomes or not run.rounds.is_whole(self.done):
             outcome = self._stepper.run(self.done, run.learning_rate(self.done))
             self.done += 1
@@ -106,7 +106,7 @@ def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts)
     log = LogReader(folder / EVENTS) if recipe.synchrony.is_served else None
     recipe = replace(recipe, parallel=recipe.parallel.over(1, 1))
     with ExitStack() as resources:
-        resources.enter_context(alone_in_process("verify"))
+        resources.enter_context(exclusive_in_process("verify"))
         resources.enter_context(arithmetic(recipe.train, world.device))
         data = open_parts(recipe, parts)
         described = describe_training(recipe, data)
@@ -300,7 +300,7 @@ def _compare_losses(
         verified.losses += 1
         theirs = recorded.losses[step]
         if ours != theirs:
-            _differs(folder, f"in step {step}: loss {theirs!r} in {METRICS}, {ours!r} here")
+            _raise_at(folder, f"in step {step}: loss {theirs!r} in {METRICS}, {ours!r} here")
 
 
 def _compare_digests(folder: Path, recorded: Recorded, again: Again, verified: Verified) -> None:
@@ -312,7 +312,7 @@ def _compare_digests(folder: Path, recorded: Recorded, again: Again, verified: V
         ours, theirs = again.state.compare_weights()[0], recorded.weights[step]
         if ours != theirs:
             text = f"weights {theirs[:12]} in {WEIGHTS_FILE}, {ours[:12]} here"
-            _differs(folder, f"after step {step}: {text}")
+            _raise_at(folder, f"after step {step}: {text}")
         verified.weights.append(step)
 
 
@@ -328,7 +328,7 @@ def _compare_tensors(folder: Path, again: Again, theirs: dict[str, str], where: 
     names = [*ours, *(theirs.keys() - ours.keys())]
     name = next((name for name in names if ours.get(name) != theirs.get(name)), "")
     if name:
-        _differs(folder, f"after step {again.done}: first in {name}, by {where}")
+        _raise_at(folder, f"after step {again.done}: first in {name}, by {where}")
 
 
 def _compare_result(folder: Path, again: Again) -> None:
@@ -339,10 +339,10 @@ def _compare_result(folder: Path, again: Again) -> None:
     ):
         if our != their:
             text = f"{what} {their[:12]} in result.json, {our[:12]} here"
-            _differs(folder, f"at its end, after step {again.done}: {text}")
+            _raise_at(folder, f"at its end, after step {again.done}: {text}")
 
 
-def _differs(folder: Path, where: str) -> NoReturn:
+def _raise_at(folder: Path, where: str) -> NoReturn:
     why = "; ".join(_reasons(folder))
     raise NotIdenticalError(
         f"{folder} differs from its steps on one worker {where}; {why or 'the cause is unknown'}"

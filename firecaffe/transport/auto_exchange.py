@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from firecaffe.cluster.agree import gather_text, text_of_first
+from firecaffe.cluster.agree import broadcast_text, gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.choose import AUTO, choose
 from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
@@ -58,7 +58,7 @@ def choose_exchange(
     """
     reason = _nothing_to_choose(tree)
     # Every rank must come to the same answer before some of them measure.
-    reason = text_of_first(world, reason)
+    reason = broadcast_text(world, reason)
     if reason:
         return AutoChoice("tree", f"tree ({reason})")
     places = gather_text(world, described(world.device.type, _place()))
@@ -67,14 +67,14 @@ def choose_exchange(
         age = _age(time.time() - known.measured_at_s)
         measured = known.latency_s, known.bandwidth_bytes_per_s
         stated = _stated(world, sizes_bytes, tree, *measured, f"measured {age} ago")
-    stated = text_of_first(world, stated)
+    stated = broadcast_text(world, stated)
     if not stated:
         link = measure_link(world, 0, rank_elsewhere(places), LEAST_STREAM_S, MOST_S)
         if world.is_first:
             measured = link.latency_s, link.bandwidth_bytes_per_s
             remember(places, *measured)
             stated = _stated(world, sizes_bytes, tree, *measured, "measured")
-        stated = text_of_first(world, stated)
+        stated = broadcast_text(world, stated)
     return AutoChoice(**json.loads(stated))
 
 

@@ -132,7 +132,7 @@ def collect(
         yield entry.name, whole
 
 
-def give_all(world: Group, parts: Mapping[str, HeldPart]) -> Iterator[tuple[str, Tensor]]:
+def gather_all(world: Group, parts: Mapping[str, HeldPart]) -> Iterator[tuple[str, Tensor]]:
     """Yield whole tensors on each rank's CPU; all iterate to the end. Raises: as `list_wholes`."""
     for entry in list_wholes(world, parts):
         whole = torch.empty(entry.shape, dtype=entry.dtype)

@@ -118,12 +118,12 @@ class Exchange:
         if not self.route.shares_memory or device.type != "cpu" or num_elements == 0:
             return torch.zeros(num_elements, dtype=dtype, device=device)
         assert self._local is not None
-        return self._know(self._local, self._local.share(num_elements, dtype))
+        return self._register(self._local, self._local.share(num_elements, dtype))
 
     def place_for(self, vector: Tensor) -> Tensor:
         """Return a vector in shared memory: this one, moved with all its views, or a new one."""
         assert self._local is not None
-        return self._know(self._local, self._local.share(vector.numel(), vector.dtype, vector))
+        return self._register(self._local, self._local.share(vector.numel(), vector.dtype, vector))
 
     def forget(self, vector: Tensor) -> None:
         """Release a vector from `empty` or `place_for`."""
@@ -159,7 +159,7 @@ class Exchange:
         if self._local is not None:
             self._local.close()
 
-    def _know(self, local: LocalRanks, by_rank: list[Tensor]) -> Tensor:
+    def _register(self, local: LocalRanks, by_rank: list[Tensor]) -> Tensor:
         local_vector = by_rank[local.own]
         schedule = self.route.schedule(local_vector.numel())
         self._shared[local_vector.data_ptr()] = shared_vector(local, by_rank, schedule)

@@ -179,17 +179,17 @@ PeerMessage = tuple[bool, int, Tensor]
 """A message: (whether it is a send, the peer, the elements)."""
 
 
-class ExchangeUnderWay(Protocol):
+class PendingWork(Protocol):
     def wait(self) -> object:
         """Return when its memory is free again. Raises: PeerLostError."""
 
 
-StartMessages = Callable[[Sequence[PeerMessage]], Sequence[ExchangeUnderWay]]
-"""A function that starts messages, with an `ExchangeUnderWay` for each. Raises: PeerLostError."""
+StartMessages = Callable[[Sequence[PeerMessage]], Sequence[PendingWork]]
+"""A function that starts messages, with an `PendingWork` for each. Raises: PeerLostError."""
 
 
 @dataclass
-class PieceUnderWay:
+class ActivePiece:
     """One part of a vector on its way through its rounds."""
 
     vector: Tensor
@@ -204,8 +204,8 @@ class PieceUnderWay:
     sum_inputs: Callable[[Sequence[Tensor]], Tensor] | None = None
     """A function of one slice of all inputs, in order, to its total; may add in place."""
     _posted: int = 0
-    _receiving: dict[int, list[ExchangeUnderWay]] = field(default_factory=dict)
-    _sending: list[tuple[int, int, ExchangeUnderWay]] = field(default_factory=list)
+    _receiving: dict[int, list[PendingWork]] = field(default_factory=dict)
+    _sending: list[tuple[int, int, PendingWork]] = field(default_factory=list)
 
     def begin(self, index: int) -> None:
         """Post the receives of this round and of those ahead, and send what is due."""
@@ -244,7 +244,7 @@ class PieceUnderWay:
             self._posted += 1
         return numbers, messages
 
-    def _note_posted(self, numbers: Sequence[int], works: Sequence[ExchangeUnderWay]) -> None:
+    def _note_posted(self, numbers: Sequence[int], works: Sequence[PendingWork]) -> None:
         for number, work in zip(numbers, works, strict=False):
             self._receiving[number].append(work)
 
@@ -302,7 +302,7 @@ class PieceUnderWay:
             target.copy_(total)
 
 
-def execute(pieces: Sequence[PieceUnderWay]) -> None:
+def execute(pieces: Sequence[ActivePiece]) -> None:
     """Carry out one rank's part of the pieces' schedules, in place."""
     for piece in pieces:
         piece.post()
@@ -324,7 +324,7 @@ def execute(pieces: Sequence[PieceUnderWay]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkOfRanks:
+class PeerWork:
     """A process group's Work whose errors become PeerLostError."""
 
     work: Work
@@ -338,7 +338,7 @@ class WorkOfRanks:
 def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int) -> StartMessages:
     """Return a function that starts messages, for a backend that matches tags, such as Gloo."""
 
-    def start(messages: Sequence[PeerMessage]) -> list[WorkOfRanks]:
+    def start(messages: Sequence[PeerMessage]) -> list[PeerWork]:
         with peers_may_be_lost(world):
             works = [
                 group.send([tensor], ranks[peer], tag)
@@ -346,7 +346,7 @@ def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int
                 else group.recv([tensor], ranks[peer], tag)
                 for is_send, peer, tensor in messages
             ]
-        return [WorkOfRanks(work, world) for work in works]
+        return [PeerWork(work, world) for work in works]
 
     return start
 
@@ -355,7 +355,7 @@ def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> Star
     """Return a function that starts a round's messages in one call, as NCCL needs it."""
 
     # NCCL matches by order, and its Works stand for the whole call; so nothing is posted ahead.
-    def start(messages: Sequence[PeerMessage]) -> list[WorkOfRanks]:
+    def start(messages: Sequence[PeerMessage]) -> list[PeerWork]:
         if not messages:
             return []
         operations = [
@@ -365,7 +365,7 @@ def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> Star
             for is_send, peer, tensor in messages
         ]
         with peers_may_be_lost(world):
-            works = [WorkOfRanks(work, world) for work in dist.batch_isend_irecv(operations)]
+            works = [PeerWork(work, world) for work in dist.batch_isend_irecv(operations)]
         return works if len(works) == len(messages) else [works[-1]] * len(messages)
 
     return start

@@ -179,9 +179,9 @@ class NodeWire:
     def __init__(self, world: Group, num_nodes: int) -> None:
         self.world = world
         self.num_nodes = num_nodes
-        self.share_out(equal_shares(num_nodes, world.world_size))
+        self.set_shares(equal_shares(num_nodes, world.world_size))
 
-    def share_out(self, shares: Shares) -> None:
+    def set_shares(self, shares: Shares) -> None:
         """Give ranks other nodes. All ranks call it between the same two sums."""
         self.shares = shares
         self._nodes_of_rank = [[Node(0, index) for index in share] for share in shares]

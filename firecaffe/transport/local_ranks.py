@@ -82,7 +82,7 @@ def connect_local(
         public.close()  # all have connected
         with peers_may_be_lost(world):
             try:
-                came = let_in(
+                came = admit(
                     listener, dict(enumerate(hellos[local_rank + 1 :], local_rank + 1)), timeout_s
                 )
                 for number, peer in came:
@@ -140,7 +140,7 @@ def is_same_user(peer: socket.socket) -> bool:
     return bool(CREDENTIALS.unpack(said)[1] == os.geteuid())
 
 
-def let_in(
+def admit(
     listener: socket.socket, expected: Mapping[int, bytes], timeout_s: float
 ) -> Iterator[tuple[int, socket.socket]]:
     """Yield the expected ranks as they connect; close other connections. Raises: OSError."""
@@ -164,7 +164,7 @@ def let_in(
                     continue
                 poll.unregister(descriptor)
                 comer = silent.pop(descriptor)
-                number = who_says(comer, missing)
+                number = identify_peer(comer, missing)
                 if number is None:
                     comer.close()
                     continue
@@ -176,7 +176,7 @@ def let_in(
             comer.close()
 
 
-def who_says(comer: socket.socket, expected: Mapping[int, bytes]) -> int | None:
+def identify_peer(comer: socket.socket, expected: Mapping[int, bytes]) -> int | None:
     """Return the number of the rank that has connected; None if it is not expected."""
     try:
         said = comer.recv(NUMBER.size + TOKEN_BYTES + 1)

@@ -28,7 +28,7 @@ class Queue(Protocol):
     """The work of one rank's device: a queue for its step, and one for its exchange."""
 
     @property
-    def works_behind(self) -> bool:
+    def is_async(self) -> bool:
         """Whether calls return before their work is done."""
 
     def mark(self) -> Mark:
@@ -54,7 +54,7 @@ class _Moment(float):  # its time
 
 
 class CpuQueue:
-    works_behind = False
+    is_async = False
 
     def mark(self) -> Mark:
         return _Moment(time.perf_counter())
@@ -85,7 +85,7 @@ class _Event:
 class GpuQueue:
     """The current stream of a GPU, and one for the exchange."""
 
-    works_behind = True
+    is_async = True
 
     def __init__(self, device: torch.device) -> None:
         self._beside = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.exchange.pieces import PIECES, pieces
 from firecaffe.exchange.schedule import ALL_GATHER, ALL_TO_ALL, AVERAGE, REDUCE_SCATTER, Schedule
 from firecaffe.transport.execute import (
-    PieceUnderWay,
+    ActivePiece,
     RankRound,
     execute,
     in_one_call,
@@ -147,7 +147,7 @@ class Collectives:
         scratch = whole_scratch.split_with_sizes(needed) if len(parts) > 1 else [whole_scratch]
         execute(
             [
-                PieceUnderWay(
+                ActivePiece(
                     vector[part.start : part.stop],
                     part.rounds,
                     scratch[i],

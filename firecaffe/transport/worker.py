@@ -14,7 +14,7 @@ from firecaffe.cluster.group import Group
 
 T = TypeVar("T")
 
-LOOK_S = 0.1
+POLL_S = 0.1
 """Seconds between two checks for a lost rank while waiting for a thread."""
 
 
@@ -79,7 +79,7 @@ def wait_for(world: Group, futures: Iterable[Future[Any]], workers: Sequence[Wor
     while pending:
         if world.watch is not None:
             world.watch.check()
-        timeout_s = None if world.watch is None else LOOK_S
+        timeout_s = None if world.watch is None else POLL_S
         pending = wait(pending, timeout_s, FIRST_EXCEPTION).not_done
         raise_failure(workers)
 

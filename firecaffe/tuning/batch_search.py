@@ -35,7 +35,7 @@ from firecaffe.schema import read_file, read_rows
 from firecaffe.training.checks import preflight
 from firecaffe.training.given_parts import task_for
 from firecaffe.training.load import find_weights
-from firecaffe.training.trial import Trial, TrialScore, run_trials, working_in
+from firecaffe.training.trial import Trial, TrialScore, command_lock, run_trials
 from firecaffe.tuning.accuracy_verdict import Verdict, judge
 from firecaffe.tuning.candidates import (
     FINALISTS,
@@ -219,7 +219,7 @@ def tune(
     """
     search = plan_search(asked)
     say_cost(cost_of(asked, search))
-    with working_in(asked.folder) as lock:
+    with command_lock(asked.folder) as lock:
         _claim(asked)
         train = partial(
             run_trials, at_once=asked.at_once, workers=asked.workers, lock=lock, say=say
@@ -284,7 +284,7 @@ def _over_seeds(
         train = replace(recipe.train, seed=seed)
         other = replace(recipe, train=train)
         trials.append(
-            Trial(f"{name}-seed-{seed}", other, asked.folder, measure, end, is_of_verdict=True)
+            Trial(f"{name}-seed-{seed}", other, asked.folder, measure, end, is_test_scored=True)
         )
     return trials
 
@@ -293,7 +293,7 @@ def _has_learned(folder: Path, winner: CandidateResult, measure: Measure) -> boo
     """Whether a training learned at least half as well as its candidate; uses no test sample."""
     rows = _train_rows(folder)
     if measure != TOP1:
-        return _fall(rows) >= _fall(_train_rows(winner.folder)) / 2
+        return _loss_drop(rows) >= _loss_drop(_train_rows(winner.folder)) / 2
     late = rows[len(rows) * 9 // 10 :]  # the last step may have a single sample
     correct = sum(row["top1"] * row["samples"] for row in late)
     return bool(correct >= winner.mean_value / 2 * sum(row["samples"] for row in late))
@@ -304,7 +304,7 @@ def _train_rows(folder: Path) -> list[dict[str, Any]]:
     return list(read_rows(folder / METRICS, kind, holding=b'"train"'))
 
 
-def _fall(rows: Sequence[dict[str, Any]]) -> float:
+def _loss_drop(rows: Sequence[dict[str, Any]]) -> float:
     tenth = max(1, len(rows) // 10)
     losses = [row["loss"] for row in (*rows[:tenth], *rows[-tenth:])]
     if None in losses:

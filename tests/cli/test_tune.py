@@ -99,8 +99,8 @@ def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
     """Whatever the recipe holds out itself."""
 
     def planted(asked: TuneRequest, say: Callable[[Trial], None], _: object) -> NoReturn:
-        for name, is_of_verdict in (("candidate-01", False), ("before-seed-2", True)):
-            trial = Trial(name, asked.recipe, tmp_path, is_of_verdict=is_of_verdict)
+        for name, is_test_scored in (("candidate-01", False), ("before-seed-2", True)):
+            trial = Trial(name, asked.recipe, tmp_path, is_test_scored=is_test_scored)
             trial.scores.append(TrialScore(64, 0.25, is_finite=True))
             trial.folder.mkdir()
             (trial.folder / "result.json").write_text('{"steps": 64, "top1": 0.5}')

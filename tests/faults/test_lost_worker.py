@@ -18,7 +18,7 @@ from firecaffe.cluster.links import star_of
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
-from firecaffe.training.start import tell_faults
+from firecaffe.training.start import report_faults
 from tests.world import Ranks
 
 SILENT_S = 1.5
@@ -32,7 +32,7 @@ class BadSampleError(Exception):
 
 def serve(victims: list[int], how: str) -> list[tuple[str, int]]:
     """What each rank hears of the others' losses."""
-    with join("cpu", WAIT_S, SILENT_S, star_of) as world, tell_faults(world):
+    with join("cpu", WAIT_S, SILENT_S, star_of) as world, report_faults(world):
         watch, store = world.watch, world.store
         assert watch is not None
         assert store is not None

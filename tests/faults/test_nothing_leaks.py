@@ -24,17 +24,17 @@ from tests.world import Ranks
 STAGES = {
     "find_start": build_training,
     "open_parts": build_training,
-    "unheld_network": learner,
+    "make_unsplit": learner,
     "run_probe": learner,
     "make_folder": build_training,
     "meet_local_ranks": learner,
     "Exchange": learner,
     "GradientReducer": learner,
     "rate_notes": beginning,
-    "keep_forecast": build_training,
+    "save_forecast": build_training,
     "Records": build_training,
     "Saver": build_training,
-    "BatchesAhead": learner,
+    "PrefetchedBatches": learner,
     "around_batches": learner,
     "Training": build_training,
     "run_training": build_training,
@@ -109,7 +109,7 @@ def fail_on_first(stage: str, folder: str) -> tuple[str, Any, Any]:
     return told, before, left()
 
 
-@pytest.mark.parametrize("stage", ["Exchange", "keep_forecast"])
+@pytest.mark.parametrize("stage", ["Exchange", "save_forecast"])
 def test_ranks_that_share_memory(ranks: Ranks, stage: str, tmp_path: Path) -> None:
     for rank, (told, before, after) in enumerate(
         ranks.run(2, fail_on_first, stage, str(tmp_path / "run"))

@@ -30,10 +30,10 @@ from firecaffe.transport.local_ranks import (
     NUMBER,
     TOKEN_BYTES,
     hello,
+    identify_peer,
     listening,
     meet_local_ranks,
     reach,
-    who_says,
 )
 from tests.faults import held
 from tests.faults.runs import meeting, read, write_recipe
@@ -276,6 +276,6 @@ def test_another_user_is_sent_away(mode: int, code: int) -> None:
             comer, _ = listener.accept()
             with comer:
                 comer.settimeout(WAIT_S)
-                assert who_says(comer, {1: said}) is None
+                assert identify_peer(comer, {1: said}) is None
         stranger.join(WAIT_S)
         assert stranger.exitcode == code

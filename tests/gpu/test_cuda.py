@@ -15,7 +15,7 @@ import firecaffe
 from firecaffe import ExchangeConfig, Recipe, RunConfig, SolverConfig, TrainConfig
 from firecaffe.cluster.world import join
 from firecaffe.data import Batches, DataConfig, SampleOrder, open_data
-from firecaffe.data.batches import BatchesAhead
+from firecaffe.data.batches import PrefetchedBatches
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
@@ -168,7 +168,7 @@ def test_batches_on_the_gpu_are_those_of_the_cpu(tmp_path: Path, augment: str) -
     colors: Any = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]}
     config = DataConfig("packed", str(tmp_path / "packed"), **sizes, **colors)
     train, order = open_data(config).train, SampleOrder(5, 30, 8, 4)
-    there = BatchesAhead(Batches(train, order, config, "cuda"), range(2), 0, 8)
+    there = PrefetchedBatches(Batches(train, order, config, "cuda"), range(2), 0, 8)
     here = Batches(train, order, config, "cpu")
     for step in range(8):
         for leaf in range(2):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from firecaffe.cli.train import make_parser
-from firecaffe.cluster.hosts import Hosts, check_hosts_words
+from firecaffe.cluster.hosts import Hosts, check_hosts_options
 from firecaffe.errors import PreemptedError
 from tests.kit.models_pages import page
 
@@ -63,7 +63,7 @@ def test_the_pods_find_each_other() -> None:
     assert int(options["nnodes"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     make_parser().read(["recipe.toml", *words])  # knows all words
     nodes, ranks = int(options["nnodes"]), int(options["nproc-per-node"])
-    check_hosts_words(Hosts(ranks, nodes, nodes, "localhost:29500", options["rdzv-id"]))
+    check_hosts_options(Hosts(ranks, nodes, nodes, "localhost:29500", options["rdzv-id"]))
 
 
 def a_checkpoint(run: Path, when: int) -> None:

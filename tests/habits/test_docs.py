@@ -35,7 +35,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.faults import KINDS
-from firecaffe.gradients.compressors import COMPRESSORS, ONE_BY_ONE
+from firecaffe.gradients.compressors import COMPRESSORS, FIXED_LENGTH
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models import MODELS
 from firecaffe.models.known_networks import OURS
@@ -43,7 +43,7 @@ from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.refusals import refusals
 from firecaffe.recipe.sections import Recipe, shipped
-from firecaffe.recipe.terms import OF_MANY_LENGTHS, facts_of
+from firecaffe.recipe.terms import VARIABLE_LENGTH, facts_of
 from firecaffe.solvers.optimizer import SOLVERS
 from firecaffe.solvers.rate_policy import POLICIES
 from firecaffe.synchrony.config import MODES
@@ -295,9 +295,9 @@ def test_codecs_that_a_server_takes_are_named() -> None:
     words = {"exchange.compressor": "threshold", "synchrony.mode": "asynchronous"}
     facts = facts_of(Recipe(), words)
     (row,) = refusals(facts)
-    assert set(re.findall(r"\w+", row.instead)) & set(COMPRESSORS) == set(ONE_BY_ONE)
-    others = set(re.findall(r"\w+", OF_MANY_LENGTHS.text)) & set(COMPRESSORS)
-    assert others == set(COMPRESSORS) - set(ONE_BY_ONE)
+    assert set(re.findall(r"\w+", row.instead)) & set(COMPRESSORS) == set(FIXED_LENGTH)
+    others = set(re.findall(r"\w+", VARIABLE_LENGTH.text)) & set(COMPRESSORS)
+    assert others == set(COMPRESSORS) - set(FIXED_LENGTH)
 
 
 def test_exit_codes_are_those_of_errors_and_faults() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from firecaffe.data import Batch, Batches
-from firecaffe.data.batches import BatchesAhead
+from firecaffe.data.batches import PrefetchedBatches
 
 
 @contextmanager
@@ -25,9 +25,9 @@ def killed(rank: int, when: Callable[[int], bool], number: int = signal.SIGKILL)
 
         return take
 
-    of_server, ahead = deadly(Batches.train_batch), deadly(BatchesAhead.train_batch)
+    of_server, ahead = deadly(Batches.train_batch), deadly(PrefetchedBatches.train_batch)
     with (
         patch.object(Batches, "train_batch", of_server),
-        patch.object(BatchesAhead, "train_batch", ahead),
+        patch.object(PrefetchedBatches, "train_batch", ahead),
     ):
         yield

@@ -14,7 +14,7 @@ from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, ring
 from firecaffe.exchange.schedule import Schedule, from_rounds
 from firecaffe.gradients.compressors import COMPRESSORS
-from firecaffe.measure.exchange_times import OneNodeEach, Timing, make_encoders, time_exchanges
+from firecaffe.measure.exchange_times import NodePerRank, Timing, make_encoders, time_exchanges
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.link import MeasuredLink, measure_link
 from firecaffe.transport.local_ranks import meet_local_ranks
@@ -42,7 +42,7 @@ def test_all_ranks_learn_what_the_first_end_measured(ranks: Ranks) -> None:
         assert min(link.latency_samples_s + link.bandwidth_samples_bytes_per_s) > 0
 
 
-Encoders = Mapping[str, Callable[[World, int], OneNodeEach]]
+Encoders = Mapping[str, Callable[[World, int], NodePerRank]]
 WRONG_ENCODERS: Encoders = {}
 
 
@@ -166,8 +166,8 @@ class WrongEncoder:
     first: int = 0
     on_all: bool = True
 
-    def __call__(self, world: World, num_elements: int) -> OneNodeEach:
-        encoder, sums = OneNodeEach(world, "int8", num_elements), count()
+    def __call__(self, world: World, num_elements: int) -> NodePerRank:
+        encoder, sums = NodePerRank(world, "int8", num_elements), count()
         all_reduce = encoder.all_reduce
 
         def changed(vector: torch.Tensor, lane: int = 0, divide_by: int = 1) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import check_parts, divide
-from firecaffe.cluster.process_settings import threads_stand_back
+from firecaffe.cluster.process_settings import non_preempting_threads
 from firecaffe.cluster.world import World, join
 from firecaffe.transport.exchange import Exchange
 from tests.world import Ranks
@@ -73,7 +73,7 @@ def test_where_a_container_forbids_it_threads_begin_as_ever(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("os.sched_setscheduler", forbidden)
-    with threads_stand_back():
+    with non_preempting_threads():
         begun = Thread(target=lambda: None)
         begun.start()
     begun.join()

@@ -14,7 +14,7 @@ import pytest
 from firecaffe import ExchangeConfig, Recipe, Result, SynchronyConfig
 from firecaffe.cluster import agree
 from firecaffe.data import Batch
-from firecaffe.data.batches import BatchesAhead
+from firecaffe.data.batches import PrefetchedBatches
 from firecaffe.runs.rank_times import explain
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.schema import read_rows
@@ -39,12 +39,12 @@ class AtAnySpeed(Training):
     """With speeds that change, and looks at the watch that may hardly wait."""
 
     seed: int = 0
-    look_s: float = agree.LOOK_S
+    look_s: float = agree.POLL_S
 
     def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
         with (
             patch.object(every_step, "own_seconds", AnySpeed(self.seed)),
-            patch.object(agree, "LOOK_S", self.look_s),
+            patch.object(agree, "POLL_S", self.look_s),
         ):
             return super().__call__(recipe, folder, resume)
 
@@ -94,14 +94,14 @@ SPUN_S = 0.05
 def fit_with_slow_data(recipe: Recipe, folder: Path) -> None:
     """Rank 1 computes for long for each of its samples."""
 
-    def take(batches: BatchesAhead, step: int, leaf: int) -> Batch:
+    def take(batches: PrefetchedBatches, step: int, leaf: int) -> Batch:
         until = time.thread_time() + SPUN_S
         while os.environ["RANK"] == "1" and time.thread_time() < until:
             pass
         return take_now(batches, step, leaf)
 
-    take_now = BatchesAhead.train_batch
-    with patch.object(BatchesAhead, "train_batch", take):
+    take_now = PrefetchedBatches.train_batch
+    with patch.object(PrefetchedBatches, "train_batch", take):
         EVERYTHING(recipe, folder)
 
 

@@ -140,10 +140,10 @@ class Activations:
             self.now += size * (not self.kept[place])
             self.most = max(self.most, self.now)
             self.kept[place] += 1
-            weakref.finalize(kept, self.let_go, place, size)
+            weakref.finalize(kept, self.released, place, size)
         return kept
 
-    def let_go(self, place: int, size: int) -> None:
+    def released(self, place: int, size: int) -> None:
         self.kept[place] -= 1
         self.now -= size * (not self.kept[place])
 

@@ -37,7 +37,7 @@ def end_of(
         with patch("firecaffe.training.divergence.PATIENCE", patience):
             fit_until_lost(made, folder, number)
     except FirecaffeError as error:
-        return type(error).__name__, error.goes_along, str(error)
+        return type(error).__name__, error.is_secondary, str(error)
     return "", False, ""
 
 

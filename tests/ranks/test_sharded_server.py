@@ -116,7 +116,7 @@ def received_over_lines() -> tuple[int, list[int]]:
         of_first = lines.to_owner, lines.to_learner
         kinds = of_first if world.is_first else of_first[::-1]
         ends = [line(other, place) for place in range(2) for line in kinds]
-        ends.append(lines.of_orders(other, TELL, TELL))
+        ends.append(lines.order_line(other, TELL, TELL))
         received = []
         for number, line in enumerate(ends):
             wait = line.begin_send(torch.tensor([10 * world.rank + number]))

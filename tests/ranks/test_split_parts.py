@@ -25,7 +25,7 @@ from firecaffe.parallel.layer_split import Split
 from firecaffe.parallel.volumes import by_paths, by_rows, gather_numbers
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.layer_traffic import layers_on, paths_on
-from firecaffe.planner.of_parallel import OwnLayout, own_cost
+from firecaffe.planner.of_parallel import RecipeLayout, layout_cost
 from firecaffe.planner.of_recipe import workload_of_model
 from tests.kit.worlds import changed
 from tests.world import Ranks
@@ -332,8 +332,8 @@ def test_what_is_planned_of_a_network_is_sent(ranks: Ranks, workers: int, parts:
         _, words, shape = NETWORKS[name]
         config = ModelConfig(f"{__name__}:{name}")
         work = workload_of_model(config, shape, 2, 2)
-        layout = OwnLayout(ParallelConfig(1, workers, words, parts), words)
-        (plan,) = own_cost(config, work, layout).plans(
+        layout = RecipeLayout(ParallelConfig(1, workers, words, parts), words)
+        (plan,) = layout_cost(config, work, layout).plans(
             load_cluster("ethernet-10g"), workers, "tree"
         )
         mean = sum(sum(of_rank[number][0]) for of_rank in by_rank) / workers

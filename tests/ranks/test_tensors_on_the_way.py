@@ -21,11 +21,11 @@ from firecaffe.cluster.world import join
 from firecaffe.errors import AgreementError, CheckpointError, NotFiniteError
 from firecaffe.training import checkpoint as module
 from firecaffe.training import start
-from firecaffe.training.checkpoint import Checkpoint, digest_of, save_checkpoint
-from firecaffe.training.start import WORDS, PassedOn, find_start
+from firecaffe.training.checkpoint import Checkpoint, save_checkpoint, sums_digest
+from firecaffe.training.start import WORDS, BroadcastTensors, find_start
 from firecaffe.training.state import State
 from firecaffe.training.tensor_file import InMemory, Stored
-from firecaffe.transport.collect import HeldPart, collect, give_all, list_wholes
+from firecaffe.transport.collect import HeldPart, collect, gather_all, list_wholes
 from tests.kit.training_steps import state_of
 from tests.world import Ranks
 
@@ -99,8 +99,8 @@ def read_pieces(where: str, blind: int) -> list[tuple[str, bytes, bool]]:
     none of its files.
     """
     with join("cpu", 60) as world, patch.object(start, "CHUNK_BYTES", 1000):
-        digest = (lambda _: "") if world.rank == blind else digest_of
-        with patch(f"{start.__name__}.digest_of", digest):
+        digest = (lambda _: "") if world.rank == blind else sums_digest
+        with patch(f"{start.__name__}.sums_digest", digest):
             found = find_start(world, where).checkpoint
         assert found is not None
         files = sorted(found.piece_files.items())
@@ -154,7 +154,7 @@ def load_counting(where: str) -> tuple[int, int, str, str]:
             # Empty ones: rank 0 has nothing to send any more when the others have left.
             kinds = dict.fromkeys(("a/first", "a/other"), ((0,), torch.float32))
             source = InMemory({"a/first": torch.zeros(0)}) if world.is_first else None
-            PassedOn(world, kinds, source)["a/first" if world.is_first else "a/other"]
+            BroadcastTensors(world, kinds, source)["a/first" if world.is_first else "a/other"]
         except AgreementError as error:
             said = str(error)
     return counts[0], len(found.tensors), loaded, said
@@ -301,7 +301,7 @@ def given_to_all() -> dict[str, torch.Tensor]:
             own["rows"] = HeldPart(WHOLES["rows"][rows.start : rows.stop], rows, 5, 0)
             columns = WHOLES["columns"][:, rows.start : rows.stop]
             own["columns"] = HeldPart(columns, rows, 5, 1, dim=1)
-        return dict(give_all(world, {**own, "first": HeldPart(WHOLES["first"], order=2)}))
+        return dict(gather_all(world, {**own, "first": HeldPart(WHOLES["first"], order=2)}))
 
 
 def test_all_get_all_whole(ranks: Ranks) -> None:

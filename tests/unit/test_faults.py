@@ -15,8 +15,8 @@ from firecaffe.cluster.agent import HOPELESS
 from firecaffe.cluster.lost_ranks import TOGETHER
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import GOES_ON, KINDS, MOST_TEXT, RESTARTS, RESUME, Fault
-from firecaffe.resume_advice import command_typed, replaced
-from firecaffe.runs.fault import NAME, fault_of, known_in, settle_fault, write_fault
+from firecaffe.resume_advice import command_wording, replaced
+from firecaffe.runs.fault import NAME, fault_of, settle_fault, with_can_resume, write_fault
 
 faults = st.builds(
     Fault,
@@ -68,7 +68,7 @@ def test_a_fault_is_one_line_that_advises_by_where_the_user_is(
     advice = "resume from the newest checkpoint"
     assert fault.event == event
     assert fault.line == f"{event}; {advice} (resume=…)"
-    with command_typed():
+    with command_wording():
         assert fault.line == f"{event}; {advice} (--resume), or let --max-restarts do so"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "torchrun's")
     assert fault.line == f"{event}; {advice} (resume=…), or let max_restarts do so"
@@ -78,7 +78,7 @@ def test_a_fault_is_one_line_that_advises_by_where_the_user_is(
     assert "before the first step" in Fault("gone", 1, "a", 0, "rank 0").line
     settings = {"model.name": "a.py:net", "data.name": "a.py:sets"}
     assert replaced(settings) == f"replace={settings}"
-    with command_typed():
+    with command_wording():
         assert replaced(settings) == "--model.name a.py:net --data.name a.py:sets"
 
 
@@ -88,15 +88,15 @@ def test_it_is_resumed_only_from_a_checkpoint_that_is_there(kind: str, tmp_path:
     (tmp_path / "checkpoints").mkdir()
     assert "resume" not in settle_fault(tmp_path, fault, "the run ended").line
     assert ("can_resume", False) in read(tmp_path).items()
-    assert known_in(None, fault).can_resume is False  # a rank that has made no folder yet
-    assert known_in(tmp_path / "of another host", fault) == fault
+    assert with_can_resume(None, fault).can_resume is False  # a rank that has made no folder yet
+    assert with_can_resume(tmp_path / "of another host", fault) == fault
     (tmp_path / "own folder of a host").mkdir()  # the checkpoints are on that of rank 0
-    assert known_in(tmp_path / "own folder of a host", fault) == fault
+    assert with_can_resume(tmp_path / "own folder of a host", fault) == fault
     (tmp_path / "checkpoints" / "step-00000003").mkdir(parents=True)
     line = settle_fault(tmp_path, fault, "the run ended").line
     assert f'(resume="{tmp_path}")' in line
     assert "itself" not in line
-    with command_typed():
+    with command_wording():
         assert f"(--resume {tmp_path})" in settle_fault(tmp_path, fault, "the run ended").line
 
 

@@ -16,8 +16,8 @@ from firecaffe import files
 from firecaffe.errors import RecipeError, RunError, file_error
 from firecaffe.files import (
     GrowingFile,
-    alone_in,
-    new_aside,
+    create_empty,
+    folder_lock,
     private_folder,
     read_lines,
     read_small,
@@ -62,7 +62,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no regular file"):
         write_atomically(pipe, "text\n")
     with pytest.raises(FileExistsError):
-        new_aside(pipe)
+        create_empty(pipe)
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
 
@@ -240,13 +240,13 @@ def test_private_folders_of_killed_processes_go(
 
     def lose_two(folder: Path) -> Any:
         if len(taken) == 2:
-            return alone_in(folder)
+            return folder_lock(folder)
         taken.append(folder)
         folder.rmdir()
-        return alone_in(folder if len(taken) == 1 else tmp_path)  # before and after it is opened
+        return folder_lock(folder if len(taken) == 1 else tmp_path)  # before and after it is opened
 
     with private_folder("mine-") as running:
-        monkeypatch.setattr(files, "alone_in", lose_two)
+        monkeypatch.setattr(files, "folder_lock", lose_two)
         with private_folder("mine-") as folder:
             assert len({*taken, folder}) == 3
             assert {*tmp_path.glob("mine-*")} == {running, folder, link, of_another_host}

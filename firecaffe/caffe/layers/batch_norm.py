@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.caffe.fillers import filler
-from firecaffe.caffe.layers.spec import Kind, Spec, want_axes, want_tops
+from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, check_tops
 from firecaffe.caffe.local_response_norm import LocalResponseNorm, LocalResponseNormWithinChannel
 
 
@@ -51,10 +51,10 @@ class BatchNorm(nn.Module):
             scale = torch.where(self.factor == 0, 0, 1 / self.factor)
             y = F.batch_norm(x_BCN, self.mean * scale, self.variance * scale, eps=self.eps)
         else:
-            y = self._by_its_own(x_BCN)
+            y = self._by_batch(x_BCN)
         return y.view(x.shape)
 
-    def _by_its_own(self, x_BCN: Tensor) -> Tensor:
+    def _by_batch(self, x_BCN: Tensor) -> Tensor:
         if x_BCN.numel() == x_BCN.shape[1]:  # torch refuses one value per channel
             mean, variance = x_BCN.detach().flatten(), torch.zeros_like(self.variance)
             y = x_BCN - x_BCN
@@ -87,7 +87,7 @@ OWN = ("scale_filler", "shift_filler", "bn_mode")
 OWN_EPS = 1e-9
 
 
-class AveragedBN(nn.Module):
+class PSPNetBN(nn.Module):
     """PSPNet's BN of (B, C, H, W), with blobs of (1, C, 1, 1).
 
     Training uses the batch's statistics, inference moving averages of them; `momentum` is the share
@@ -121,7 +121,7 @@ class AveragedBN(nn.Module):
         return normalized(planes, self.weight, self.bias, self.eps)
 
 
-class OwnBN(nn.Module):
+class SegNetBN(nn.Module):
     """SegNet's BN of (B, C, H, W). It always uses the batch's mean and variance."""
 
     def __init__(self, channels: int) -> None:
@@ -133,7 +133,7 @@ class OwnBN(nn.Module):
         return normalized(planes, self.weight, self.bias, OWN_EPS)
 
 
-class ScaleShift(OwnBN):
+class ScaleShift(SegNetBN):
     """SegNet's BN for inference, where the scale and the shift contain the statistics."""
 
     def forward(self, planes: Tensor) -> Tensor:
@@ -163,8 +163,8 @@ def normalized(
 
 
 def fork_batch_norm(spec: Spec) -> nn.Module:
-    want_axes(spec, 4)
-    want_tops(spec, 1)
+    check_axes(spec, 4)
+    check_tops(spec, 1)
     param, channels = spec.param, spec.bottoms[0][1]
     param.ignore("engine")
     is_averaged, is_own = any(map(param.has, AVERAGED)), any(map(param.has, OWN))
@@ -173,16 +173,16 @@ def fork_batch_norm(spec: Spec) -> nn.Module:
             f" has the words of {'two forks' if is_own else 'no fork'}; expected "
             f"some of {', '.join(AVERAGED)}, or of {', '.join(OWN)}"
         )
-    module: AveragedBN | OwnBN
+    module: PSPNetBN | SegNetBN
     if is_averaged:
         momentum, eps = param.number("momentum", 0.9), param.number("eps", 1e-5)
         if not 0 <= momentum <= 1:
             raise param.error(f"momentum is {momentum:g}; expected 0 to 1", "momentum")
-        module = AveragedBN(channels, momentum, eps, param.flag("frozen"))
+        module = PSPNetBN(channels, momentum, eps, param.flag("frozen"))
         names = AVERAGED[:2]
     else:
         mode = param.choice("bn_mode", ("LEARN", "INFERENCE"), "LEARN")
-        module = OwnBN(channels) if mode == "LEARN" else ScaleShift(channels)
+        module = SegNetBN(channels) if mode == "LEARN" else ScaleShift(channels)
         names = OWN[:2]
     for word, blob in zip(names, (module.weight, module.bias), strict=True):
         filler(param.message(word))(blob)

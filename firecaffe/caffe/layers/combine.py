@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec, axis_of, positive, shown, want_axes, want_tops
+from firecaffe.caffe.layers.spec import Kind, Spec, axis_of, check_axes, check_tops, positive, shown
 
 
 class Product(nn.Module):
@@ -241,12 +241,12 @@ class Filter(nn.Module):
 
 
 def batch_reindex(spec: Spec) -> BatchReindex:
-    want_axes(spec, 1, bottom=1)
+    check_axes(spec, 1, bottom=1)
     return BatchReindex()
 
 
 def filtered(spec: Spec) -> Filter:
-    want_tops(spec, len(spec.bottoms) - 1)
+    check_tops(spec, len(spec.bottoms) - 1)
     *values, selector = spec.bottoms
     if not values or any(size != 1 for size in selector[1:]):
         raise spec.error(

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
+from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, positive
 
 EQUAL = 1e-6
 """Aspect ratios that differ by less count as equal."""
@@ -62,8 +62,8 @@ class PriorBox(nn.Module):
 
 
 def prior_box(spec: Spec) -> PriorBox:
-    want_axes(spec, 4)
-    want_axes(spec, 4, bottom=1)
+    check_axes(spec, 4)
+    check_axes(spec, 4, bottom=1)
     param = spec.param
     variances = param.numbers("variance") or [0.1]
     if len(variances) not in (1, 4) or min(variances) <= 0:
@@ -189,7 +189,7 @@ class DetectionOutput(nn.Module):
         per_label = per_label if rules.share_location else per_label[:, label]
         per_label = per_label.expand(-1, len(labels), -1, -1)
         best = per_label.gather(2, chosen.box.unsqueeze(-1).expand(-1, -1, -1, 4))
-        kept = best_apart(best, chosen.counts, rules)
+        kept = non_max_suppress(best, chosen.counts, rules)
         if rules.keep_top_k >= 0:
             kept = best_of_image(chosen.score, kept, rules.keep_top_k)
         if not kept.any():
@@ -236,7 +236,7 @@ def candidates(scores: Tensor, rules: Rules) -> Candidates:
     return Candidates(box, score, counts.gather(-1, box))
 
 
-def best_apart(boxes: Tensor, counts: Tensor, rules: Rules) -> Tensor:
+def non_max_suppress(boxes: Tensor, counts: Tensor, rules: Rules) -> Tensor:
     """Select boxes, sorted best first, that overlap no earlier selected box above the threshold."""
     kept = torch.zeros_like(counts)
     threshold = boxes.new_full(counts.shape[:2], rules.nms_threshold)
@@ -272,7 +272,7 @@ def best_of_image(scores: Tensor, kept: Tensor, most: int) -> Tensor:
 
 
 def detection_output(spec: Spec) -> DetectionOutput:
-    want_axes(spec, 3, bottom=2)
+    check_axes(spec, 3, bottom=2)
     param, nms = spec.param, spec.param.message("nms_param")
     nms_threshold, eta = nms.number("nms_threshold", 0.3), nms.number("eta", 1.0)
     if not 0 < eta <= 1:

@@ -30,10 +30,10 @@ from firecaffe.caffe.layers.spec import (
     Kind,
     Spec,
     axis_of,
+    check_axes,
     height_width,
     positive,
     shown,
-    want_axes,
 )
 from firecaffe.caffe.message import Field, Message
 
@@ -103,7 +103,7 @@ def deconvolution(spec: Spec) -> nn.Module:
 
 
 def depthwise(spec: Spec) -> nn.Module:
-    want_axes(spec, 4)
+    check_axes(spec, 4)
     param, channels = spec.param, spec.bottoms[0][1]
     outputs = param.integer("num_output", channels)
     if outputs != channels:
@@ -200,7 +200,7 @@ class Unpool(nn.Module):
 
 
 def interp(spec: Spec) -> Interp:
-    want_axes(spec, 4)
+    check_axes(spec, 4)
     param = spec.param
     cut = (-param.integer("pad_beg"), -param.integer("pad_end"))
     if min(cut) < 0:
@@ -224,7 +224,7 @@ def interp(spec: Spec) -> Interp:
 
 
 def upsample(spec: Spec) -> Upsample | Unpool:
-    want_axes(spec, 4)
+    check_axes(spec, 4)
     if len(spec.bottoms) == 1:
         return Upsample(positive(spec, "scale", 2))
     return Unpool(unpooled(spec))

@@ -89,7 +89,7 @@ def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:
 LEAST = torch.finfo(torch.float32).tiny
 """FLT_MIN, the lower bound of probabilities in the losses that Caffe reports."""
 
-LEAST_OF_OLD = 1e-20
+LOG_THRESHOLD = 1e-20
 """The lower bound of probabilities in MultinomialLogisticLoss and InfogainLoss."""
 
 
@@ -135,7 +135,7 @@ class MultinomialLogisticLoss(_OfSamples):
     def forward(self, probabilities: Tensor, labels: Tensor) -> Tensor:
         rows, classes = in_rows(self.spec, probabilities.flatten(1), labels, 1)
         of_label = rows.squeeze(2).gather(1, classes).squeeze(1)
-        known = of_label.detach().clamp(min=LEAST_OF_OLD)
+        known = of_label.detach().clamp(min=LOG_THRESHOLD)
         losses = with_gradient_of(-known.log(), -of_label / known)
         return losses.sum() / len(rows)
 
@@ -171,7 +171,7 @@ class InfogainLoss(nn.Module):
         weights = of_label.movedim(-1, 1)
         logs = rows.log_softmax(1)
         losses = -(weights * logs).sum(1)
-        shown = -(weights * logs.detach().clamp(min=log(LEAST_OF_OLD))).sum(1)
+        shown = -(weights * logs.detach().clamp(min=log(LOG_THRESHOLD))).sum(1)
         loss = self.normalization.of_places(with_gradient_of(shown, losses), classes)
         return loss if self.spec.num_tops < 2 else (loss, logits.softmax(self.axis))
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import functional
 
-from firecaffe.caffe.layers.spec import Kind, Spec, height_width, positive, shown, want_axes
+from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, height_width, positive, shown
 
 
 class MaxPoolWithPlaces(nn.MaxPool2d):
@@ -237,7 +237,7 @@ def windows(size: int, bins: int) -> tuple[int, int, int]:
 
 
 def spp(spec: Spec) -> SPP:
-    want_axes(spec, 4)
+    check_axes(spec, 4)
     param, levels = spec.param, positive(spec, "pyramid_height")
     param.ignore("engine")
     pool = param.choice("pool", POOLS, "MAX")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from firecaffe.caffe.fillers import filler
-from firecaffe.caffe.layers.spec import Kind, Spec, check_bottoms, positive, want_axes, want_tops
+from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, check_bottoms, check_tops, positive
 
 MOST_STEPS = 10_000
 """The maximum steps of a sequence. Each is computed separately; Caffe makes layers of each."""
@@ -124,7 +124,7 @@ def recurrent(spec: Spec, kind: type[LSTM] | type[RNN], states: int) -> LSTM | R
     param.ignore("debug_info")
     exposed = states if expose else 0
     check_bottoms(spec, 2 + exposed, 3 + exposed)
-    want_tops(spec, 1 + exposed)
+    check_tops(spec, 1 + exposed)
     values, cont = tuple(spec.bottoms[0]), tuple(spec.bottoms[1])
     num_output = positive(spec, "num_output")
     if len(values) < 2 or cont != values[:2]:
@@ -162,9 +162,9 @@ def rnn(spec: Spec) -> LSTM | RNN:
 
 
 def lstm_unit(spec: Spec) -> LSTMUnit:
-    want_tops(spec, 2)
+    check_tops(spec, 2)
     for bottom, axes in enumerate((3, 3, 2)):
-        want_axes(spec, axes, bottom)
+        check_axes(spec, axes, bottom)
     _, streams, size = spec.bottoms[0]
     if tuple(spec.bottoms[1]) != (1, streams, 4 * size) or tuple(spec.bottoms[2]) != (1, streams):
         raise spec.error(

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec, positive, want_axes
+from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, positive
 
 ROIS_AT_ONCE = 16
 """The number of regions whose values are in memory at the same time."""
@@ -133,8 +133,8 @@ class PSROIPooling(nn.Module):
         return inside.to(dtype)
 
 
-def want_regions(spec: Spec) -> None:
-    want_axes(spec, 4)
+def check_regions(spec: Spec) -> None:
+    check_axes(spec, 4)
     if math.prod(spec.bottoms[1][1:]) != 5:
         raise spec.error(
             f" has regions {tuple(spec.bottoms[1])}; expected (R, 5): image, x1, y1, x2, y2"
@@ -142,13 +142,13 @@ def want_regions(spec: Spec) -> None:
 
 
 def roi_pooling(spec: Spec) -> ROIPooling:
-    want_regions(spec)
+    check_regions(spec)
     pooled = (positive(spec, "pooled_h"), positive(spec, "pooled_w"))
     return ROIPooling(pooled, spec.param.number("spatial_scale", 1.0))
 
 
 def psroi_pooling(spec: Spec) -> PSROIPooling:
-    want_regions(spec)
+    check_regions(spec)
     output_dim, group_size = positive(spec, "output_dim"), positive(spec, "group_size")
     channels = spec.bottoms[0][1]
     if channels != output_dim * group_size**2:

@@ -88,12 +88,12 @@ def shown(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "a number"
 
 
-def want_tops(spec: Spec, count: int) -> None:
+def check_tops(spec: Spec, count: int) -> None:
     if spec.num_tops != count:
         raise spec.error(f" has {spec.num_tops} tops; expected {count}")
 
 
-def want_axes(spec: Spec, count: int, bottom: int = 0) -> None:
+def check_axes(spec: Spec, count: int, bottom: int = 0) -> None:
     shape = tuple(spec.bottoms[bottom])
     if len(shape) != count:
         raise spec.error(f" takes a bottom of {count} axes; found {shape}")

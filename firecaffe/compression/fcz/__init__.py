@@ -2,12 +2,12 @@
 
 from firecaffe.compression.fcz.network_file import (
     CODES,
+    FczFile,
     FileReport,
-    Opened,
     TensorReport,
     read,
     write,
 )
 from firecaffe.compression.fcz.sequence import How
 
-__all__ = ["CODES", "FileReport", "How", "Opened", "TensorReport", "read", "write"]
+__all__ = ["CODES", "FczFile", "FileReport", "How", "TensorReport", "read", "write"]

@@ -32,7 +32,7 @@ FACTORS = np.array([0, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256, 362, 
 
 AVERAGE = 9
 UNIT = 2.0**-20
-FIRM = 8.0
+PRIOR = 8.0
 """The prior of a context: the initial numbers of expected and seen elements."""
 
 Chances = NDArray[np.float64]
@@ -62,7 +62,7 @@ class Density:
     def of_row(self, factor: float, contexts: NDArray[np.int64]) -> tuple[Chances, Chances]:
         base = (self._kept + self._a * self._share) / (self._rows + self._a)
         base = _clipped(factor * base)
-        lifts = (self._seen + FIRM) / (self._expected + FIRM)
+        lifts = (self._seen + PRIOR) / (self._expected + PRIOR)
         return base, _clipped(base * lifts[contexts])
 
     def contexts(self, kept: NDArray[Any], row: int) -> NDArray[np.int64]:
@@ -135,7 +135,7 @@ DIGITS = 9
 LEAST_SHARED = 0.003
 """Neighbors are tried only if they may save this share of the distances' bits: they take time."""
 
-NEAR = 1.1
+NEAR_FACTOR = 1.1
 """A mask is given up if its best matrix takes more than this many times `enough` bits."""
 
 TRIED_DISTANCES = 3
@@ -203,7 +203,7 @@ def cheapest_view(
 
     views = [view for view in _views(shape, inverted) if fits(view) and may_tell(view)]
     screened = {view: cost(view, SCREENED) for view in views}
-    if not screened or min(screened.values()) > NEAR * enough:
+    if not screened or min(screened.values()) > NEAR_FACTOR * enough:
         return None
     best = min(screened, key=screened.__getitem__)
     near = [replace(best, distance=distance) for distance in _distances(best, kept, shape)]

@@ -48,7 +48,7 @@ from firecaffe.compression.fcz.sequence import (
 )
 from firecaffe.compression.fcz.values import KeptValues, read_values, write_values
 from firecaffe.errors import CheckpointError, RecipeError
-from firecaffe.files import open_regular, written_aside
+from firecaffe.files import atomic_replace, open_regular
 
 SCANNED = 1 << 13
 """The number of elements that are searched for kept ones at a time."""
@@ -93,7 +93,7 @@ class FileReport:
         return self.raw_bytes / self.num_bytes
 
 
-class Opened:
+class FczFile:
     def __init__(self, path: Path, most_bytes: int | None) -> None:
         self._path = path
         try:
@@ -140,14 +140,14 @@ class Opened:
         except (DamagedError, OSError) as error:
             raise CheckpointError(f"{self._path}: damaged: {error}") from error
 
-    def __enter__(self) -> "Opened":
+    def __enter__(self) -> "FczFile":
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
-def read(path: str | Path, *, most_bytes: int | None = None) -> Opened:
+def read(path: str | Path, *, most_bytes: int | None = None) -> FczFile:
     """Open a file: `with read(path) as file: for name, array in file.tensors(): …`.
 
     Args:
@@ -157,7 +157,7 @@ def read(path: str | Path, *, most_bytes: int | None = None) -> Opened:
 
     Raises: CheckpointError if it is no .fcz file, is damaged, of another version, or too large.
     """
-    return Opened(Path(path), most_bytes)
+    return FczFile(Path(path), most_bytes)
 
 
 def _read_tensor(reader: BlockReader, outline: Outline) -> NDArray[Any]:
@@ -330,7 +330,7 @@ def write(
                 f"a reader allows {allowed:,}; expected a network that has weights"
             )
         body.seek(0)
-        with written_aside(path) as aside, open(aside, "wb") as file:
+        with atomic_replace(path) as aside, open(aside, "wb") as file:
             file.write(header)
             while part := body.read(COPIED):
                 file.write(part)

@@ -34,7 +34,7 @@ COMPRESSORS: dict[str, RowCodec | TensorCodec | LowRank] = {
 }
 """The codecs of gradients by name."""
 
-ONE_BY_ONE = tuple(
+FIXED_LENGTH = tuple(
     name
     for name, codec in COMPRESSORS.items()
     if isinstance(codec, RowCodec) or (isinstance(codec, TensorCodec) and codec.has_fixed_length)

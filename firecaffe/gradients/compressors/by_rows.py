@@ -20,7 +20,7 @@ from firecaffe.gradients.compressors.codec import (
     TensorCodec,
     tensors_of,
 )
-from firecaffe.gradients.compressors.feedback import NodeMemory, keep_rest
+from firecaffe.gradients.compressors.feedback import NodeMemory, keep_residual
 
 
 class RowCompressor:
@@ -34,7 +34,7 @@ class RowCompressor:
             memories = self._memory.vectors(bucket, nodes)
             for (_, x), memory in zip(nodes, memories, strict=True):
                 x.add_(memory)
-                keep_rest(memory, x, self._codec.decode(self._codec.encode(x)))
+                keep_residual(memory, x, self._codec.decode(self._codec.encode(x)))
         total = wire.sum_rows([x for _, x in nodes], self._codec)
         for _, stop in self._layouts[bucket].spans:
             # Values that are not finite may fill a row up to its end, past the tensor's end.
@@ -85,7 +85,7 @@ class TensorCompressor:
             tensor, rest = x[start:stop], memory[start:stop]
             parts.append(self._codec.encode(tensor, rest))
             sent = self._codec.decode(parts[-1], stop - start)
-            keep_rest(rest, tensor, sent)
+            keep_residual(rest, tensor, sent)
             tensor.copy_(sent)
         return join_parts(parts, x.device)
 

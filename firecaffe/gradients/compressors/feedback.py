@@ -19,7 +19,7 @@ from firecaffe.errors import CheckpointError
 from firecaffe.gradients.compressors.codec import BucketLayout
 
 
-def keep_rest(memory: Tensor, x: Tensor, sent: Tensor) -> None:
+def keep_residual(memory: Tensor, x: Tensor, sent: Tensor) -> None:
     """Write memory = x - sent in place, with 0 for elements that are not finite."""
     # The trainer sees in the total that a gradient is not finite. If memory kept it, every later
     # step would see it again.

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from firecaffe.errors import CheckpointError
 from firecaffe.gradients.compressors.codec import BucketLayout, CodecWire, tensors_of
-from firecaffe.gradients.compressors.feedback import NodeMemory, keep_rest
+from firecaffe.gradients.compressors.feedback import NodeMemory, keep_residual
 
 
 def matrix_columns(shape: Sequence[int], rank: int) -> int | None:
@@ -102,7 +102,7 @@ class PowerSGD:
             self._queries[m.name] = revive(query, m.name)
             share = m.of(total) / wire.num_nodes
             for x, memory in zip(xs, memories, strict=True):
-                keep_rest(m.of(memory), m.of(x), share)
+                keep_residual(m.of(memory), m.of(x), share)
         return total
 
     def _sum_products(

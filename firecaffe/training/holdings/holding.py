@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.agree import take_from_first
+from firecaffe.cluster.agree import copy_from_first
 from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, Batches
 from firecaffe.exchange.leaves import Shares
@@ -16,10 +16,10 @@ from firecaffe.inventory.findings import Inventory
 from firecaffe.parallel.own_samples import Gradients
 from firecaffe.training.evaluation import EvalBatch, autocast
 from firecaffe.training.first_look import FirstLook
-from firecaffe.training.forward import Forward, laid_out
+from firecaffe.training.forward import Forward, match_format
 from firecaffe.training.outcome import FetchBatch, Spent
 from firecaffe.training.parallel.cut_pieces import Names
-from firecaffe.training.piece import AllHere, Numbers, Piece, Weights, Wholes
+from firecaffe.training.piece import LocalWholes, Numbers, Piece, Weights, Wholes
 from firecaffe.training.updates.part_sums import PartSums
 from firecaffe.training.updates.spread import Alone, Among, Spread, TensorPart
 
@@ -58,7 +58,7 @@ class Holding:
         self.everywhere = self.named
 
     @property
-    def tellers(self) -> Group:
+    def result_group(self) -> Group:
         """The ranks that exchange their results of an evaluation."""
         return self.evaluators
 
@@ -82,7 +82,7 @@ class Holding:
         """Update the buffers with the summed changes of a step of `weight` full micro-batches."""
         self.forward.buffers.finish_step(changes, weight)
 
-    def share_out(self, shares: Shares, order: Callable[[range], list[int]]) -> None:
+    def set_shares(self, shares: Shares, order: Callable[[range], list[int]]) -> None:
         """Use other shares of micro-batches from the next step on, each computed in `order`."""
 
     def spent(self) -> Spent:
@@ -93,7 +93,7 @@ class Holding:
     ) -> Iterator[tuple[EvalBatch, Any]]:
         """Yield this rank's evaluation batches (`numbers`), with outputs if this rank has them."""
         for batch in batches:
-            yield batch, self.forward.model(laid_out(batch[1], self.forward.config))
+            yield batch, self.forward.model(match_format(batch[1], self.forward.config))
 
     def training_outputs(
         self, numbers: Sequence[int], inputs: Callable[[int], Any]
@@ -119,7 +119,7 @@ class Holding:
         self.changed_in_backward = self.forward.changed_since(tail, first)
         return loss
 
-    def look_around(self, look: FirstLook, batches: Batches) -> Inventory | None:
+    def examine(self, look: FirstLook, batches: Batches) -> Inventory | None:
         """Examine the network. Return the findings; None if no rank has the whole network.
 
         All ranks call it. Raises: RecipeError, on all ranks, if another number of workers could get
@@ -151,7 +151,7 @@ class Holding:
         return Among(groups, network, {name: TensorPart(name) for name in self.named}, updated)
 
     def wholes(self) -> Wholes:
-        return AllHere()
+        return LocalWholes()
 
     @property
     def names(self) -> Names:
@@ -163,7 +163,7 @@ class Holding:
         named = {
             f"{kind}/{n}": p.tensor for kind, piece in pieces for n, p in piece.parts().items()
         }
-        return take_from_first(self.evaluators, named)
+        return copy_from_first(self.evaluators, named)
 
     def pieces(self) -> dict[str, Piece]:
         network = self.network
@@ -191,7 +191,7 @@ class Holding:
     def numbers(self, numbers: Numbers) -> Numbers:
         return numbers
 
-    def numbers_of_row(self, numbers: Numbers) -> Numbers:
+    def gathered_numbers(self, numbers: Numbers) -> Numbers:
         """Return the numbers, by name, of all ranks that hold one model."""
         return numbers
 

@@ -18,7 +18,7 @@ from firecaffe.parallel.own_samples import Gradients
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.worker_numbers import rows_of
 from firecaffe.training.evaluation import EvalBatch
-from firecaffe.training.forward import Forward, laid_out
+from firecaffe.training.forward import Forward, match_format
 from firecaffe.training.holdings.holding import Ready
 from firecaffe.training.holdings.split_layers import SplitLayers
 from firecaffe.training.outcome import FetchBatch
@@ -51,7 +51,7 @@ class OwnSplit(SplitLayers):
         size, self._row, self._order = mesh.row.world_size, row, run.order
         first = mesh.world.rank // size * size
         self._leaves = [run.micro_batches(rank) for rank in range(first, first + size)]
-        self._stand_in, self._stands_in = stand_in, num_samples(*stand_in)
+        self._stand_in, self._stand_in_samples = stand_in, num_samples(*stand_in)
         self.evaluators: Group = mesh.world
         parts = {n: p for n, p in self.named.items() if p in split.parameters}
         coded = None if codec is None or not parts else codec(parts)
@@ -72,12 +72,12 @@ class OwnSplit(SplitLayers):
             samples = [self._order.samples_in_leaf(step, row_leaf) for row_leaf in of_row]
             with self._row.apart(self._filled(samples)) as gradients:
                 if any(samples) and not samples[self._row.group.rank]:
-                    self.forward.go_along(*self._stand_in, step, leaf)
+                    self.forward.run_stand_in(*self._stand_in, step, leaf)
                 yield Ready(
                     leaf, *self.forward(*batch, step, leaf), _parts(of_row, samples, gradients)
                 )
 
-    def share_out(self, shares: Shares, order: Callable[[range], list[int]]) -> None:
+    def set_shares(self, shares: Shares, order: Callable[[range], list[int]]) -> None:
         size = self._row.group.world_size
         row = rows_of(shares, size)[self.evaluators.rank // size]
         self._leaves = [order(share) for share in row]
@@ -98,12 +98,12 @@ class OwnSplit(SplitLayers):
             with self._row.apart(self._filled(samples)):
                 batch = next(batches) if samples[rank] else None
                 inputs = self._stand_in[0] if batch is None else batch[1]
-                outputs = self.forward.model(laid_out(inputs, config))
+                outputs = self.forward.model(match_format(inputs, config))
             if batch is not None:
                 yield batch, outputs
 
     def _filled(self, samples: Sequence[int]) -> list[int]:
-        return [sample or self._stands_in for sample in samples]
+        return [sample or self._stand_in_samples for sample in samples]
 
 
 def _parts(

@@ -21,9 +21,9 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.replicas import NamesOfReplicas
 from firecaffe.training.outcome import Spent
-from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts, NumbersOfRow
+from firecaffe.training.parallel.cut_pieces import Names, NumbersInParts, NumbersOfRow, PieceInParts
 from firecaffe.training.parallel.split_network import RowNetwork, SplitNetwork
-from firecaffe.training.piece import Numbers, OfRanks, Piece, Wholes
+from firecaffe.training.piece import GatheredWholes, Numbers, Piece, Wholes
 from firecaffe.training.updates.part_sums import MemoryInParts
 from firecaffe.training.updates.spread import Among, Spread, TensorPart
 
@@ -58,7 +58,7 @@ def _numbers(*shape: int, device: torch.device) -> Tensor:
     return (whole / prime - 0.5).view(shape)
 
 
-class InRow(Holding):
+class RowHolding(Holding):
     """A holding whose tensors are parts of the whole network's tensors."""
 
     has_whole_gradients = False
@@ -67,7 +67,7 @@ class InRow(Holding):
         super().__init__(forward, network, held.mesh.column)
         self.held = held
 
-    def look_around(self, look: FirstLook, batches: Batches) -> Inventory | None:
+    def examine(self, look: FirstLook, batches: Batches) -> Inventory | None:
         look.of_parts(self.held.mesh.world)
         return None
 
@@ -91,7 +91,7 @@ class InRow(Holding):
     def wholes(self) -> Wholes:
         mesh = self.held.mesh
         sharers = mesh.stage if self.split_layers else None
-        return OfRanks(mesh.world, sharers, self.piece, self.whole_name)
+        return GatheredWholes(mesh.world, sharers, self.piece, self.whole_name)
 
     @property
     def names(self) -> Names:
@@ -99,7 +99,7 @@ class InRow(Holding):
 
     def take_first_weights(self) -> list[int]:
         """Return the ranks whose weights differed; these were replaced when parts were drawn."""
-        return self.held.other_weights
+        return self.held.replaced_ranks
 
     def pieces(self) -> dict[str, Piece]:
         pieces = super().pieces()
@@ -107,10 +107,10 @@ class InRow(Holding):
         return pieces | {name: self.piece(piece) for name, piece in in_parts.items()}
 
     def piece(self, piece: Piece) -> Piece:
-        return InParts(piece, self.held.names)
+        return PieceInParts(piece, self.held.names)
 
     def piece_of_replicas(self, piece: Piece) -> Piece:
-        return InParts(piece, NamesOfReplicas(self.held.names))
+        return PieceInParts(piece, NamesOfReplicas(self.held.names))
 
     def memory(self, memory: CodecMemory) -> Piece:
         coded = [part_sum.codec for part_sum in self.part_sums if part_sum.codec is not None]
@@ -125,7 +125,7 @@ class InRow(Holding):
     def numbers(self, numbers: Numbers) -> Numbers:
         return NumbersInParts(numbers, self.held.names)
 
-    def numbers_of_row(self, numbers: Numbers) -> Numbers:
+    def gathered_numbers(self, numbers: Numbers) -> Numbers:
         return NumbersOfRow(numbers, self.held.names, self.held.mesh.row)
 
     def whole_name(self, name: str) -> str:
@@ -146,7 +146,7 @@ class InRow(Holding):
         return TensorPart(source.whole, source.part, len(source.cut) - 1)
 
 
-class SplitLayers(InRow):
+class SplitLayers(RowHolding):
     """Split layers exchange tensors by themselves, forward and backward."""
 
     def __init__(self, forward: Forward, network: nn.Module, split: SplitNetwork) -> None:

@@ -16,15 +16,15 @@ from firecaffe.data import Batch, SampleOrder
 from firecaffe.parallel.stage_run import MicroBatches, StageRunner
 from firecaffe.parallel.stages import idle_share
 from firecaffe.training.evaluation import EvalBatch
-from firecaffe.training.forward import Forward, laid_out
+from firecaffe.training.forward import Forward, match_format
 from firecaffe.training.holdings.holding import Ready
-from firecaffe.training.holdings.split_layers import InRow
+from firecaffe.training.holdings.split_layers import RowHolding
 from firecaffe.training.mix import Mixed
 from firecaffe.training.outcome import FetchBatch, Spent
 from firecaffe.training.parallel.staged import StagedNetwork
 
 
-class Stages(InRow):
+class Stages(RowHolding):
     def __init__(
         self, forward: Forward, network: nn.Module, staged: StagedNetwork, order: SampleOrder
     ) -> None:
@@ -44,7 +44,7 @@ class Stages(InRow):
         self._runner = StageRunner(training, staged.mesh.line, order_of, forward.arithmetic)
 
     @property
-    def tellers(self) -> Group:
+    def result_group(self) -> Group:
         return self._staged.mesh.plane
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class Stages(InRow):
         stage = self._staged.evaluation
 
         def inputs(_: int) -> Any:
-            return laid_out(next(batches)[1], self.forward.config)
+            return match_format(next(batches)[1], self.forward.config)
 
         ready = self._runner.outputs(stage, numbers, inputs)
         if stage.is_last:
@@ -132,7 +132,7 @@ class _Step(MicroBatches[list[Tensor]]):
 
     def inputs(self, leaf: int) -> Any:
         mixed = self._forward.begin(*self._fetch(leaf), self._step, leaf)
-        return laid_out(mixed.inputs, self._forward.config)
+        return match_format(mixed.inputs, self._forward.config)
 
     def loss(self, leaf: int, outputs: Any) -> Tensor:
         mixed = self._forward.mixing(*self._fetch(leaf), self._step, leaf)

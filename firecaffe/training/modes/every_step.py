@@ -25,7 +25,7 @@ from torch import Tensor, optim
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
-from firecaffe.data.batches import BatchesAhead, TrainBatches
+from firecaffe.data.batches import PrefetchedBatches, TrainBatches
 from firecaffe.exchange.leaves import Shares
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
@@ -41,7 +41,7 @@ from firecaffe.training.outcome import (
     StepResult,
     Timings,
     Votes,
-    ballot,
+    pack_votes,
 )
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.updates.every_rank import Applier, EveryRank
@@ -67,7 +67,7 @@ class EveryStep:
 
     @property
     def behind(self) -> int:
-        return 1 if self.update.queue.works_behind else 0
+        return 1 if self.update.queue.is_async else 0
 
     @property
     def advice(self) -> str:
@@ -91,7 +91,7 @@ class EveryStep:
             update.add(ready)
             del ready  # its gradients of parts may be as large as the weights
         totals = update.sums()
-        times.sums_are_there(totals)
+        times.set_sums(totals)
         checked = update.check(totals, VOTES).to_host(queue)
         outcome = Outcome(step, samples, weight, holding.forward.task.counted, checked, times)
         if update.is_known:
@@ -101,15 +101,15 @@ class EveryStep:
         times.end(update.exchanges)
         return outcome
 
-    def share_out(self, shares: Shares, order: Callable[[range], list[int]], own: range) -> None:
+    def set_shares(self, shares: Shares, order: Callable[[range], list[int]], own: range) -> None:
         """Give ranks other micro-batches from the next step on, each share in `order`."""
-        self.update.share_out(shares)
-        self.holding.share_out(shares, order)
+        self.update.set_shares(shares)
+        self.holding.set_shares(shares, order)
         self.leaves = order(own)
 
     def _counts(self, vote: Callable[[], Votes]) -> Tensor:
         forward = self.holding.forward
-        return torch.cat([self.holding.counts(), ballot(vote(), forward.device)])
+        return torch.cat([self.holding.counts(), pack_votes(vote(), forward.device)])
 
     def _spent(self) -> Spent:
         return self.holding.spent().with_parts(self.update.parts_s)
@@ -117,7 +117,7 @@ class EveryStep:
 
 def empty_counts(forward: Forward) -> Tensor:
     """Return zeros in the form of a rank's counts of a step: the task's counts, then its votes."""
-    return torch.cat([forward.no_counts(), torch.zeros(VOTES, device=forward.device)])
+    return torch.cat([forward.zero_counts(), torch.zeros(VOTES, device=forward.device)])
 
 
 def steps_of_whole(
@@ -155,7 +155,7 @@ class Change:
 
 
 @dataclass
-class Balance:
+class ShareBalancer:
     """Decides how many micro-batches each rank computes; all ranks decide the same."""
 
     world: Group
@@ -239,24 +239,24 @@ class FixedShares:
 
 
 @dataclass(kw_only=True)
-class MeasuredShares(Balance):
+class MeasuredShares(ShareBalancer):
     """Shares that change between steps, if all ranks make each step together."""
 
     step: EveryStep
-    ahead: BatchesAhead
+    ahead: PrefetchedBatches
     order: Callable[[range], list[int]]
 
     def decide(self, done: int) -> str:
         """Decide the shares, and use new ones in the steps after `done`."""
         said = super().decide(done)
         if said:
-            self.step.share_out(self.shares, self.order, self.own_share)
+            self.step.set_shares(self.shares, self.order, self.own_share)
             self.ahead.go_on(self.step.leaves if self.ahead.leaves else [], done)
         return said
 
 
 def measured_shares(
-    run: Run, mesh: Mesh, step: EveryStep, ahead: BatchesAhead
+    run: Run, mesh: Mesh, step: EveryStep, ahead: PrefetchedBatches
 ) -> FixedShares | MeasuredShares:
     """Return shares that change if the recipe measures them and there are several rows."""
     synchrony = run.recipe.synchrony

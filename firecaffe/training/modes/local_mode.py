@@ -13,9 +13,9 @@ from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.solvers.optimizer_state import OptimizerTensors
 from firecaffe.solvers.outer_optimizer import Outer
 from firecaffe.synchrony.rounds import cut_fragments
-from firecaffe.training.divergence import Rise, for_replicas
+from firecaffe.training.divergence import LossRise, replica_advice
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.modes.mode import Linked, ModeParts, Steps, Summed
+from firecaffe.training.modes.mode import Linked, ModeParts, ReducerSpec, Steps
 from firecaffe.training.modes.replica_steps import Average, LocalStepper, LocalSums
 from firecaffe.training.modes.replicas import (
     Fragment,
@@ -31,7 +31,7 @@ from firecaffe.transport.exchange import Exchange
 
 class Local(ModeParts):
     updates_by_batch = False
-    rise: Rise
+    rise: LossRise
 
     def __init__(self, run: Run, update: EveryRank, rank: int) -> None:
         """Make the replicas of a rank, all with the network's weights. Raises: RecipeError.
@@ -44,7 +44,7 @@ class Local(ModeParts):
         forward, everywhere = holding.forward, holding.everywhere
         called, norms = holding.whole_name, update.spread.norms
         make = partial(make_optimizer, everywhere, solver, called=called, norms=norms)
-        self.rise, self.rounds = Rise(), run.rounds
+        self.rise, self.rounds = LossRise(), run.rounds
         self.num_replicas = synchrony.replicas  # of all ranks
         self.replicas = Replicas(holding, run.shares[rank], make)
         self.fragments = _fragments(holding, synchrony.fragments)
@@ -55,7 +55,7 @@ class Local(ModeParts):
             plain = partial(make_optimizer, config=replace(solver, lr_mult={}, decay_mult={}))
             self.moments = [find_moments(fragment.named, plain) for fragment in self.fragments]
         counted = len(forward.task.counted)
-        self.sums = LocalSums(run.rounds.longest_wait, counted, forward.device)
+        self.sums = LocalSums(run.rounds.longest_gap, counted, forward.device)
         rate = None if synchrony.outer_lr == -1 else synchrony.outer_lr
         momentum = None if synchrony.outer_momentum == -1 else synchrony.outer_momentum
         self.outer = Outer(list(everywhere.values()), synchrony.outer, rate, momentum)
@@ -73,19 +73,19 @@ class Local(ModeParts):
     def first_run(self, run: Run, first_step: int) -> Run:
         return run.synchronous if first_step < self.rounds.synchronous else run
 
-    def summed(self) -> Sequence[Summed]:
-        counts, buffers = self.sums.no_counts(), self.holding.forward.buffers
+    def summed(self) -> Sequence[ReducerSpec]:
+        counts, buffers = self.sums.zero_counts(), self.holding.forward.buffers
         summed = []
         for fragment, moments in zip(self.fragments, self.moments, strict=True):
-            changes = buffers.no_changes() if fragment.has_buffers else []
-            tail = [self.sums.no_losses(), *moments.none(), *changes]
-            summed.append(Summed(fragment.named, tail, counts))
+            changes = buffers.zero_changes() if fragment.has_buffers else []
+            tail = [self.sums.zero_losses(), *moments.none(), *changes]
+            summed.append(ReducerSpec(fragment.named, tail, counts))
         return summed
 
     def steps(self, linked: Linked) -> Steps:
         run, update, sharers = linked.run, self.update, linked.mesh.sharers
         synchrony, solver, forward = run.recipe.synchrony, run.recipe.solver, self.holding.forward
-        local_reducer = linked.resources.enter_context(self._sums_here(run))
+        local_reducer = linked.resources.enter_context(self._local_reducer(run))
         order = run.route.order(run.num_leaves, run.shares[sharers.rank])
         averages = [
             Average(
@@ -125,18 +125,18 @@ class Local(ModeParts):
             leaves=run.micro_batches(sharers.rank),
             num_replicas=self.num_replicas,
             sums=self.sums,
-            advice=for_replicas(synchrony, solver.momentum),
+            advice=replica_advice(synchrony, solver.momentum),
         )
         return Steps(stepper, linked.ahead)
 
-    def _sums_here(self, run: Run) -> GradientReducer:
+    def _local_reducer(self, run: Run) -> GradientReducer:
         forward, named = self.holding.forward, self.replicas.named
         num_leaves = run.recipe.train.num_micro_batches // self.num_replicas
         return GradientReducer(
             named,
             list(range(len(named))),
             forward.empty_tail(),
-            forward.no_counts(),
+            forward.zero_counts(),
             num_leaves,
             Exchange(Group(0, 1, forward.device), find_route("tree", num_leaves, 1)),
             run.recipe.exchange.bucket_bytes,

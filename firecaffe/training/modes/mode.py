@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from firecaffe.cluster.world import World
-from firecaffe.data.batches import BatchesAhead, TrainBatches
+from firecaffe.data.batches import PrefetchedBatches, TrainBatches
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
 from firecaffe.synchrony.log import LogReader
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.divergence import NeverRises, Rise
+from firecaffe.training.divergence import LossRise, NoLossRise
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import (
     EveryStep,
@@ -31,7 +31,7 @@ from firecaffe.training.state import State
 from firecaffe.training.updates.every_rank import EveryRank
 
 
-class Queued(Protocol):
+class PendingStep(Protocol):
     """A step that is queued, or whose sums are still being exchanged."""
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
@@ -56,7 +56,9 @@ class Mode(Protocol):
     def advice(self) -> str:
         """Advice for the user if the loss stays above its start."""
 
-    def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Queued:
+    def run(
+        self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes
+    ) -> PendingStep:
         """Train step `step`, counted from 0. `vote` is called before sums that carry votes.
 
         Raises: PeerLostError; NotFiniteError, on all ranks, before the update.
@@ -64,7 +66,7 @@ class Mode(Protocol):
 
 
 @dataclass(frozen=True)
-class Summed:
+class ReducerSpec:
     """Parameters for which ranks sum tensors, and examples of what they send along."""
 
     named: Mapping[str, nn.Parameter]
@@ -79,7 +81,7 @@ class Linked:
     step: EveryStep
     """The steps of the training, or those at its beginning."""
     reducers: Sequence[GradientReducer]
-    ahead: BatchesAhead
+    ahead: PrefetchedBatches
     batches: TrainBatches
     state: State
     probe: str
@@ -102,7 +104,7 @@ class Loop(Protocol):
     def part(self) -> None:
         """Stop exchanging the sums of steps: no rank waits for all others any more."""
 
-    def go_on_alone(self, world: World) -> None:
+    def continue_alone(self, world: World) -> None:
         """Evaluate and save on this rank alone."""
 
     def say(self, line: str) -> None: ...
@@ -140,7 +142,7 @@ class TrainingRanks:
 @dataclass(frozen=True)
 class Steps:
     stepper: Mode
-    ahead: BatchesAhead
+    ahead: PrefetchedBatches
     ranks: TrainingRanks = field(default_factory=TrainingRanks)
     shares: FixedShares | MeasuredShares = field(default_factory=FixedShares)
 
@@ -151,7 +153,7 @@ class ModeParts:
     updates_by_batch = True
     """Whether each step makes one update, by the mean gradient of its whole batch."""
 
-    rise: Rise | NeverRises = NeverRises()
+    rise: LossRise | NoLossRise = NoLossRise()
     """Detects a loss that stays above its start; unused if all ranks make each step together."""
 
     def __init__(self, update: EveryRank) -> None:
@@ -168,15 +170,15 @@ class ModeParts:
         """Return the run as it continues from a step."""
         return run
 
-    def last_ahead(self, run: Run) -> int:
+    def prefetch_end(self, run: Run) -> int:
         """Return the first step whose batches are no longer fetched in order."""
         return run.steps
 
-    def summed(self) -> Sequence[Summed]:
+    def summed(self) -> Sequence[ReducerSpec]:
         forward = self.holding.forward
-        return [Summed(self.holding.summed, forward.empty_tail(), empty_counts(forward))]
+        return [ReducerSpec(self.holding.summed, forward.empty_tail(), empty_counts(forward))]
 
-    def exchange_words(self, run: Run, by_ranks: str) -> str:
+    def describe_exchange(self, run: Run, by_ranks: str) -> str:
         """Describe how gradients travel. `by_ranks` describes sums that all ranks make together."""
         return by_ranks
 
@@ -192,7 +194,7 @@ class ModeParts:
         """Open the mode's files in the run's folder, on rank 0. Return lines for people."""
         return []
 
-    def last_words(self) -> list[str]:
+    def closing_lines(self) -> list[str]:
         return []
 
     def close(self) -> None: ...

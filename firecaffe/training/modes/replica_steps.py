@@ -25,7 +25,7 @@ from torch import Tensor, optim
 from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.data import SampleOrder
-from firecaffe.data.batches import BatchesAhead
+from firecaffe.data.batches import PrefetchedBatches
 from firecaffe.errors import NotFiniteError
 from firecaffe.exchange.leaves import tree_sum
 from firecaffe.gradients.reducer import GradientReducer
@@ -43,7 +43,7 @@ from firecaffe.training.outcome import (
     StepMarks,
     StepResult,
     Votes,
-    ballot,
+    pack_votes,
 )
 from firecaffe.training.updates.every_rank import Applier, EveryRank
 from firecaffe.training.updates.spread import Found, Spread
@@ -104,18 +104,18 @@ class LocalSums:
         taken, self.waiting = self.waiting, []
         return taken
 
-    def no_losses(self) -> Tensor:
+    def zero_losses(self) -> Tensor:
         return torch.zeros(self._longest, device=self._device)
 
-    def no_counts(self) -> Tensor:
+    def zero_counts(self) -> Tensor:
         """Return zeros for a rank's counts: a row for each step before an average, then votes."""
         return torch.zeros(self._longest * self._row + VOTES, device=self._device)
 
-    def no_row(self) -> Tensor:
+    def zero_row(self) -> Tensor:
         return torch.zeros(self._row, device=self._device)
 
     def losses(self, number: int) -> Tensor:
-        losses = self.no_losses()
+        losses = self.zero_losses()
         if self.waiting:
             losses[: len(self.waiting)] = torch.cat(
                 [outcome.losses[number] for outcome in self.waiting]
@@ -123,7 +123,7 @@ class LocalSums:
         return losses
 
     def counts(self, votes: Tensor) -> Tensor:
-        counts = self.no_counts()
+        counts = self.zero_counts()
         rows = [outcome.counts for outcome in self.waiting]
         if rows:
             counts[: len(rows) * self._row] = torch.cat(rows)
@@ -223,7 +223,7 @@ class LocalStepper:
     """Runs steps on this rank, the first ones as synchronous steps; implements `Mode`."""
 
     synchronous: EveryStep
-    ahead: BatchesAhead
+    ahead: PrefetchedBatches
     sharers: Group
     rounds: Rounds
     replicas: Replicas
@@ -275,7 +275,7 @@ class LocalStepper:
             self._apply(self._under_way, outcome, learning_rate)
         for round_ in self.rounds.taken(done):
             average = self.averages[round_.fragment]
-            votes = ballot(vote(), self.holding.forward.device)
+            votes = pack_votes(vote(), self.holding.forward.device)
             losses = {
                 replica.number: self.sums.losses(replica.number) for replica in self.replicas.own
             }
@@ -294,15 +294,15 @@ class LocalStepper:
         times = StepMarks(queue, len(self.leaves), holding.spent)
         fetch = times.timed(partial(self.synchronous.batches.train_batch, step))
         losses: dict[int, Tensor] = {}
-        counts = self.sums.no_row()
-        with self.replicas.lent():
+        counts = self.sums.zero_row()
+        with self.replicas.average_restored():
             for replica in self.replicas.own:
                 self.replicas.lend(replica)
                 losses[replica.number], counted = self._update(replica, step, learning_rate, fetch)
                 counts += counted
                 self.replicas.take_back(replica)
         computed = queue.mark()
-        times.sums_are_there(Totals((), counts, computed, computed, ()))
+        times.set_sums(Totals((), counts, computed, computed, ()))
         samples = order.samples_in_step(step)
         return LocalOutcome(
             step=step,
@@ -331,7 +331,7 @@ class LocalStepper:
             if samples:
                 update.add(replace(ready, leaf=place))
         if not samples:
-            return torch.zeros(1, device=holding.forward.device), self.sums.no_row()
+            return torch.zeros(1, device=holding.forward.device), self.sums.zero_row()
         totals = update.sums()
         checked = update.check(totals, counted=0)
         update.apply(step, learning_rate, self.synchronous.momentum(step))
@@ -344,7 +344,7 @@ class LocalStepper:
     def _apply(self, under_way: UnderWay, outcome: LocalOutcome, learning_rate: float) -> None:
         average, round_ = self.averages[under_way.round.fragment], under_way.round
         totals = average.finish()
-        outcome.times.sums_are_there(totals)
+        outcome.times.set_sums(totals)
         self._under_way = None
         counts = totals.counts.cpu()
         votes = self.spread.total(counts[-VOTES:])

@@ -130,7 +130,7 @@ class Replicas:
                 replica.optimizer.state.pop(parameter, None)
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def average_restored(self) -> Iterator[None]:
         """Restore the network's average after a `with` block in which replicas train in it."""
         average = [parameter.detach() for parameter in self.named.values()]
         buffers = [buffer.clone() for buffer in self.model.buffers()]
@@ -193,7 +193,7 @@ class Replicas:
                 replica.scale = json.loads(of_replica[SCALE].numpy().tobytes())
 
     def _numbers(self, replica: Replica) -> Numbers:
-        return self._holding.numbers_of_row(OptimizerNumbers(self.model, replica.optimizer))
+        return self._holding.gathered_numbers(OptimizerNumbers(self.model, replica.optimizer))
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 import torch
 from torch import nn
 
-from firecaffe.cluster.agree import text_of_first
+from firecaffe.cluster.agree import broadcast_text
 from firecaffe.cluster.world import World
 from firecaffe.data import Dataset
 from firecaffe.errors import FirecaffeError, RecipeError
@@ -22,7 +22,7 @@ from firecaffe.models.network import given_network, with_outline
 from firecaffe.parallel.config import AUTO, ParallelConfig
 from firecaffe.planner.cluster import Cluster, Link
 from firecaffe.planner.forecast import forecasts
-from firecaffe.planner.of_parallel import OwnLayout, own_cost
+from firecaffe.planner.of_parallel import RecipeLayout, layout_cost
 from firecaffe.planner.of_recipe import cluster_for, workload_of
 from firecaffe.planner.split_plans import SplitPlan, exchange_for
 from firecaffe.recipe.checked_recipe import CheckedRecipe
@@ -85,7 +85,7 @@ def choose_layout(
             stated = json.dumps({"choice": asdict(choice)})
         except FirecaffeError as error:
             stated = json.dumps({"problem": str(error)})
-    answer = json.loads(text_of_first(world, stated))
+    answer = json.loads(broadcast_text(world, stated))
     if "problem" in answer:
         raise RecipeError(answer["problem"])
     choice = LayoutChoice(
@@ -143,7 +143,7 @@ def _choose(recipe: CheckedRecipe, parts: Parts, cluster: Cluster, workers: int)
     exchange = "tree"
     if workers <= work.num_micro_batches:  # else the planner has no rows by data
         exchange = exchange_for(forecasts(work, cluster, [workers]), workers)
-    cost = own_cost(recipe.model, work, OwnLayout.of(recipe, chosen))
+    cost = layout_cost(recipe.model, work, RecipeLayout.of(recipe, chosen))
     plans = cost.plans(cluster, workers, exchange)
     assert plans[0].words is not None
     said = "; ".join(map(_line, plans))

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.agree import broadcast, digest, gather_json, gather_text, text_of_first
+from firecaffe.cluster.agree import broadcast, broadcast_text, digest, gather_json, gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
 from firecaffe.data import Dataset
@@ -84,7 +84,7 @@ class Naming(Protocol):
     def own(self, path: str) -> list[str]: ...
 
 
-class InParts:
+class PieceInParts:
     """A piece under whole tensors' names; implements `Piece`."""
 
     held_by_all = False
@@ -188,7 +188,7 @@ class Drawn:
     network: nn.Module
     """The network. Tensors that are not whole here are zeros that take no memory."""
     pieces: Mapping[str, Sequence[Tensor]]
-    other_weights: list[int]
+    replaced_ranks: list[int]
     """The ranks whose first weights differed from rank 0's, and were replaced by rank 0's."""
 
 
@@ -217,7 +217,7 @@ class FreshNetwork:
         digests = gather_text(world, keeper.digest)
         others = [rank for rank, text in enumerate(digests) if text != digests[0]]
         if others:
-            keeper.take_from_first(world)
+            keeper.copy_from_first(world)
         network = keeper.network
         for name, tensor in named_tensors(network):
             if name in keeper.own:
@@ -229,12 +229,14 @@ class FreshNetwork:
 
     def _keep(
         self, drawing: Drawing, own_of: Callable[[nn.Module], Own], is_alone: bool
-    ) -> "_Keeper | None":
+    ) -> "_Collector | None":
         try:
             local_pieces = own_of(drawing.outline)
         except RecipeError:
             return None  # the error may be about the outline only; else it is raised again
-        keeper = _Keeper(local_pieces, drawing.order, lambda take: drawing.draw([], take), is_alone)
+        keeper = _Collector(
+            local_pieces, drawing.order, lambda take: drawing.draw([], take), is_alone
+        )
         whole = [name for name in drawing.kept if name not in local_pieces]
         network = drawing.draw(whole, keeper.take)
         if network is None:
@@ -242,7 +244,7 @@ class FreshNetwork:
         keeper.network = network
         return keeper
 
-    def _whole(self, is_alone: bool) -> "_Keeper":
+    def _whole(self, is_alone: bool) -> "_Collector":
         network = self.outline if self._drawing is None else self._make()
         named = dict(named_tensors(network))
         if any(tensor.is_meta for tensor in named.values()):
@@ -255,13 +257,13 @@ class FreshNetwork:
             for name, tensor in named.items():
                 take(name, tensor.detach())
 
-        keeper = _Keeper({}, list(named), again, is_alone)
+        keeper = _Collector({}, list(named), again, is_alone)
         keeper.network = network
         again(keeper.take)
         return keeper
 
 
-class _Keeper:
+class _Collector:
     network: nn.Module
 
     def __init__(
@@ -284,8 +286,8 @@ class _Keeper:
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self._digests, sort_keys=True).encode()).hexdigest()
 
-    def take_from_first(self, world: World) -> None:
-        order: Iterable[str] = json.loads(text_of_first(world, json.dumps(self._order)))
+    def copy_from_first(self, world: World) -> None:
+        order: Iterable[str] = json.loads(broadcast_text(world, json.dumps(self._order)))
         if world.is_first:
             self._again(lambda _, whole: broadcast(world, whole.contiguous()))
             return

@@ -28,7 +28,7 @@ class RowNetwork:
     mesh: Mesh
     names: Names
     has_buffers: bool
-    other_weights: list[int]
+    replaced_ranks: list[int]
     outline: dict[str, nn.Parameter]
     """The whole network's parameters, in its order, on the meta device."""
 
@@ -146,7 +146,7 @@ def split_network(
     chosen = chosen_layers(model, words)
     mark_cut_up(model)
     replace_layers(model, chosen, group, drawn.pieces)
-    model.register_forward_hook(give_whole)
+    model.register_forward_hook(whole_outputs)
     sources, parameters, elsewhere = find_parts(model, group)
     names = Names(sources, {n: place for place, n in enumerate(wholes)}, elsewhere)
     outlines = {
@@ -158,7 +158,7 @@ def split_network(
         mesh,
         names,
         has_buffers,
-        drawn.other_weights,
+        drawn.replaced_ranks,
         outline,
         group,
         parameters,
@@ -208,7 +208,7 @@ def _meet(row: Group, exchange: ExchangeConfig, resources: ExitStack) -> LocalRa
     return local
 
 
-def give_whole(_: nn.Module, __: Any, outputs: Any) -> Any:
+def whole_outputs(_: nn.Module, __: Any, outputs: Any) -> Any:
     return whole(outputs)
 
 
@@ -217,7 +217,7 @@ OF_LAYERS, OF_STAGES = "split", "stages"
 
 
 @contextmanager
-def in_words_of(words: ParallelConfig) -> Iterator[None]:
+def naming_settings(words: ParallelConfig) -> Iterator[None]:
     """Name the recipe's setting in the block's RecipeErrors."""
     try:
         yield

@@ -41,14 +41,14 @@ def pass_in_parts(stage: Stage, group: PartGroup) -> None:
         return tree_map(lambda value: _in_parts(value, group), taken, is_leaf=_stands_for_parts)
 
     def give(_: nn.Module, __: Any, given: Any) -> Any:
-        return whole(given) if stage.is_last else tree_map_only(TensorInParts, _on_its_way, given)
+        return whole(given) if stage.is_last else tree_map_only(TensorInParts, _to_dict, given)
 
     stage.module.register_forward_pre_hook(take)
     stage.module.register_forward_hook(give)
 
 
-def _on_its_way(tensor: TensorInParts) -> dict[str, Any]:
-    tensor.check_followed()
+def _to_dict(tensor: TensorInParts) -> dict[str, Any]:
+    tensor.check_autograd()
     return {PARTS: tensor.own, "cut": tensor.cut, "dim": tensor.cut_dim, "maker": tensor.maker}
 
 
@@ -99,7 +99,7 @@ class StagedNetwork(RowNetwork):
 
 def check_stages(network: nn.Module, words: ParallelConfig) -> None:
     """Raise RecipeError if the network cannot be cut so, in training or in evaluation."""
-    _of_stage(network, words, 0)
+    _plan_stage(network, words, 0)
 
 
 def cut_network(
@@ -109,14 +109,14 @@ def cut_network(
     local_stage, group = mesh.line.rank, PartGroup(mesh.stage, words.num_parts)
 
     def own_of(outline: nn.Module) -> Own:
-        of_stage = _of_stage(outline, words, local_stage)
+        of_stage = _plan_stage(outline, words, local_stage)
         pieces = own_pieces(outline, of_stage.split, group)
         return {**dict.fromkeys(of_stage.elsewhere, ()), **pieces}
 
     drawn = fresh.draw(mesh.world, own_of)
     network = drawn.network
     wholes = dict(named_tensors(network))
-    of_stage = _of_stage(network, words, local_stage)
+    of_stage = _plan_stage(network, words, local_stage)
     outline = outline_of(wholes)
     tied = _tied(network, wholes, of_stage, outline)
     mark_cut_up(network)
@@ -136,7 +136,7 @@ def cut_network(
         mesh,
         Names(sources, order, of_others | of_stage.elsewhere),
         has_buffers,
-        drawn.other_weights,
+        drawn.replaced_ranks,
         outline,
         words,
         of_stage.training,
@@ -149,7 +149,7 @@ def cut_network(
 
 
 @dataclass(frozen=True)
-class _OfStage:
+class _StagePlan:
     training: Stage
     evaluation: Stage
     elsewhere: frozenset[str]
@@ -166,7 +166,7 @@ class _OfStage:
         }
 
 
-def _of_stage(network: nn.Module, parallel: ParallelConfig, number: int) -> _OfStage:
+def _plan_stage(network: nn.Module, parallel: ParallelConfig, number: int) -> _StagePlan:
     training, evaluation = _cut(network, parallel.stages)
     owners = _owners(training, evaluation)
     elsewhere = {n for n, tensor in named_tensors(network) if owners.get(tensor, 0) != number}
@@ -177,13 +177,13 @@ def _of_stage(network: nn.Module, parallel: ParallelConfig, number: int) -> _OfS
             raise RecipeError(
                 f"stages: {inside} is in {name}, which is split; let the stage begin elsewhere"
             )
-    return _OfStage(training[number], evaluation[number], frozenset(elsewhere), chosen)
+    return _StagePlan(training[number], evaluation[number], frozenset(elsewhere), chosen)
 
 
 def _tied(
     network: nn.Module,
     wholes: Mapping[str, Tensor],
-    of_stage: _OfStage,
+    of_stage: _StagePlan,
     outline: Mapping[str, nn.Parameter],
 ) -> list[tuple[str, nn.Parameter]]:
     is_here = {

@@ -131,7 +131,7 @@ class EveryRank:
     @property
     def is_known(self) -> bool:
         """Whether the result of `check` is known when it returns, and not a step later."""
-        return not self.queue.works_behind or self.spread.is_known
+        return not self.queue.is_async or self.spread.is_known
 
     def begin(
         self,
@@ -200,11 +200,11 @@ class EveryRank:
             for part in self.parts:
                 part.undo_step()
 
-    def share_out(self, shares: Shares) -> None:
+    def set_shares(self, shares: Shares) -> None:
         """Give ranks other micro-batches from the next step on. This changes no bit of a result."""
-        self.reducer.share_out(shares)
+        self.reducer.set_shares(shares)
         for part in self.parts:
-            part.share_out(shares)
+            part.set_shares(shares)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

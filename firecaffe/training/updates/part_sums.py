@@ -54,7 +54,7 @@ class PartCodec:
         self._combine = CompressedSum(column, compressor, num_leaves, level, len(parts))
         self.memory = self._combine.memory
         self.begin_step, self.undo_step = self._combine.begin_step, self._combine.undo_step
-        self.share_out = self._combine.share_out
+        self.set_shares = self._combine.set_shares
         # It runs in a thread, as for gradients of whole tensors: there, torch uses another number
         # of threads for a sum than in the main thread.
         self._threads = ExchangeThreads(column, self._combine.lanes, device, queue_of(device))
@@ -170,14 +170,14 @@ class PartSums:
         self._is_alone = column.world_size == 1
         self.finite = torch.ones(len(self.names), dtype=torch.bool)
         """Whether each mean is finite, in the order of `names`; set by `finish`."""
-        self.share_out(shares)
+        self.set_shares(shares)
 
-    def share_out(self, shares: Shares) -> None:
+    def set_shares(self, shares: Shares) -> None:
         rows = rows_of(shares, self._row_size)
         self._num_leaves = rows[-1][-1].stop
         self._own = rows[self._column.rank]
         if self.codec is not None:
-            self.codec.share_out(tuple(range(row[0].start, row[-1].stop) for row in rows))
+            self.codec.set_shares(tuple(range(row[0].start, row[-1].stop) for row in rows))
         nodes = [
             [node for share in row for node in largest_nodes(self._num_leaves, share, self._level)]
             for row in rows

@@ -16,7 +16,7 @@ from firecaffe.gradients.totals import Totals
 from firecaffe.solvers.optimizer_state import OptimizerNumbers
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.outcome import Span
-from firecaffe.training.parallel.cut_pieces import InParts, Names, NumbersInParts, PieceSource
+from firecaffe.training.parallel.cut_pieces import Names, NumbersInParts, PieceInParts, PieceSource
 from firecaffe.training.piece import Numbers, Piece, Wholes
 from firecaffe.training.updates.every_rank import Applier, EveryRank, OwnParameters
 from firecaffe.training.updates.spread import Found, Spread
@@ -44,7 +44,7 @@ class ShardOwners(EveryRank):
         return OwnParameters(self.shards.own)
 
     def piece(self, piece: Piece) -> Piece:
-        return InParts(piece, self._names)
+        return PieceInParts(piece, self._names)
 
     @torch.no_grad()
     def constrain(self) -> None:

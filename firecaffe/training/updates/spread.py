@@ -233,11 +233,11 @@ class Among:
             named[name]: self._spans[place[parts[name].whole]] for name in named
         }
         place_of = {p: self._span_of[p].start + parts[n].number for n, p in named.items()}
-        told_here = self._told_once({*place_of.values(), *([-1] if knows_sums else [])})
-        self._tells_sums = -1 in told_here
-        self._place_of: dict[Tensor, int] = {p: at for p, at in place_of.items() if at in told_here}
+        sent_here = self._places_sent({*place_of.values(), *([-1] if knows_sums else [])})
+        self._sends_sums = -1 in sent_here
+        self._place_of: dict[Tensor, int] = {p: at for p, at in place_of.items() if at in sent_here}
 
-    def _told_once(self, places: set[int]) -> set[int]:
+    def _places_sent(self, places: set[int]) -> set[int]:
         of_ranks, position = [sorted(places)], 0
         for group in self._groups:
             of_groups = gather_json(group, of_ranks)
@@ -249,7 +249,7 @@ class Among:
         self, sums: Tensor, counted: int, finite: Tensor, clips: bool, scale: LossScale
     ) -> Found:
         local_sums = sums.cpu().double()
-        if not self._tells_sums:
+        if not self._sends_sums:
             local_sums[: len(local_sums) - counted] = 0.0
         broken = torch.zeros(self._num_parts, dtype=torch.float64)
         broken[self._places] = 1.0 - finite.cpu().double()

@@ -11,7 +11,7 @@ from firecaffe.parallel.config import ParallelConfig
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecasts
 from firecaffe.planner.layouts import LayerLayout
-from firecaffe.planner.of_parallel import OwnLayout
+from firecaffe.planner.of_parallel import RecipeLayout
 from firecaffe.planner.of_recipe import workload_of_model
 
 PAGE = (Path(__file__).parents[3] / "docs/explanation/splitting.md").read_text()
@@ -22,7 +22,7 @@ def picture(words: ParallelConfig, workers: int) -> list[str]:
     config, cluster = ModelConfig("alexnet"), load_cluster("ethernet-10g")
     work = workload_of_model(config, None, 256, 8)
     rows = forecasts(work, cluster, [workers], ["ring"])
-    found = Parallel(config, work, cluster, rows, [], OwnLayout(words, words.split))
+    found = Parallel(config, work, cluster, rows, [], RecipeLayout(words, words.split))
     return found.picture().splitlines()
 
 

@@ -10,7 +10,7 @@ from firecaffe.api.answer import check_target
 from firecaffe.cli import main
 from firecaffe.cluster.from_script import from_script
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.files import written_aside
+from firecaffe.files import atomic_replace
 
 RECIPE = str(Path(__file__).parents[3] / "recipes" / "nin_small.toml")
 COMMANDS = {
@@ -56,7 +56,7 @@ def test_a_target_is_checked(tmp_path: Path) -> None:
 
 @from_script
 def write(path: Path, errno: int) -> None:
-    with written_aside(path) as aside:
+    with atomic_replace(path) as aside:
         raise OSError(errno, "said", *([str(aside)] if errno == EROFS else []))
 
 

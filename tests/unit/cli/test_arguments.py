@@ -2,7 +2,7 @@
 
 import pytest
 
-from firecaffe.cli.arguments import Parser, setting_meant
+from firecaffe.cli.arguments import Parser, suggest_setting
 from firecaffe.cli.compare import make_parser as of_compare
 from firecaffe.cli.plan import make_parser as of_plan
 from firecaffe.cli.train import make_parser as of_train
@@ -66,4 +66,4 @@ def test_a_command_without_a_recipe_has_no_words() -> None:
 )
 def test_suggestions(name: str, found: str) -> None:
     known = ["--nproc-per-node", "--resume", "--resumed", "solver.base_lr", "train.steps"]
-    assert setting_meant(name, known) == (f"; did you mean {found}?" if found else "")
+    assert suggest_setting(name, known) == (f"; did you mean {found}?" if found else "")

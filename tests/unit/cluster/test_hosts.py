@@ -19,18 +19,18 @@ from torch._C._distributed_c10d import TCPStore
 from firecaffe.cluster import agent, groups, hosts, joining, launcher
 from firecaffe.cluster.addresses import (
     LOOPBACK,
-    check_outward,
+    check_reachable,
     is_here,
-    is_inward,
+    is_loopback_only,
     join_place,
     listen_to_all,
     own_addresses,
     split_place,
 )
-from firecaffe.cluster.calls import Aside
+from firecaffe.cluster.calls import SideThread
 from firecaffe.cluster.groups import _own_store, choose_interface, meeting
-from firecaffe.cluster.hosts import Hosts, check_hosts_words, wait_for_endpoint
-from firecaffe.cluster.joining import ATTEMPTS, Comer, Comes, Door, door_key
+from firecaffe.cluster.hosts import Hosts, check_hosts_options, wait_for_endpoint
+from firecaffe.cluster.joining import ATTEMPTS, JoinClient, JoinRequest, JoinServer, door_key
 from firecaffe.cluster.launcher import _Launch
 from firecaffe.errors import LaunchError, RecipeError
 from tests.loopback import free_port, has_ipv6
@@ -84,11 +84,11 @@ def test_a_hosts_own_name_may_lead_to_its_loopback(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces(LOOPBACK, "192.0.2.1"))
     names_lead_to("127.0.1.1", monkeypatch)
     assert is_here("node-a")
-    assert is_inward("node-a")
-    check_outward("node-a", "")  # the only interface it can be
+    assert is_loopback_only("node-a")
+    check_reachable("node-a", "")  # the only interface it can be
     names_lead_to("192.0.2.9", monkeypatch)
     assert not is_here("node-a")
-    assert not is_inward("node-a")
+    assert not is_loopback_only("node-a")
 
 
 def test_a_name_that_leads_to_none_of_several_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,10 +96,10 @@ def test_a_name_that_leads_to_none_of_several_interfaces(monkeypatch: pytest.Mon
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: several)
     names_lead_to("127.0.1.1", monkeypatch)
     with pytest.raises(LaunchError, match=r"node-a is 127\.0\.1\.1 .*192\.0\.2\.1.*; say which"):
-        check_outward("node-a", "say which")
-    check_outward("localhost", "")  # all of them on this host
+        check_reachable("node-a", "say which")
+    check_reachable("localhost", "")  # all of them on this host
     names_lead_to("192.0.2.9", monkeypatch)
-    check_outward("node-a", "")
+    check_reachable("node-a", "")
 
 
 def test_a_listener_is_called_by_both_kinds() -> None:
@@ -116,22 +116,22 @@ def two(place: str) -> Hosts:
 
 def launch_at(hosts: Hosts, address: str, folder: Path) -> _Launch:
     secret = b"of all in this file"
-    return _Launch([], hosts, 0, address, secret, folder, "", lambda *_: _[1], Aside())
+    return _Launch([], hosts, 0, address, secret, folder, "", lambda *_: _[1], SideThread())
 
 
 def test_where_hosts_may_meet() -> None:
-    check_hosts_words(two("[::1]:29400"))
-    check_hosts_words(two("localhost:29400"))
+    check_hosts_options(two("[::1]:29400"))
+    check_hosts_options(two("localhost:29400"))
     with pytest.raises(RecipeError, match="::1:29400"):
-        check_hosts_words(two("::1:29400"))
+        check_hosts_options(two("::1:29400"))
     with pytest.raises(RecipeError, match="--rdzv-endpoint is missing"):
-        check_hosts_words(two(""))
+        check_hosts_options(two(""))
 
 
 def test_a_name_that_nobody_knows_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = "nowhere.invalid"  # RFC 6761: never resolves
     with pytest.raises(LaunchError, match=f"--rdzv-endpoint {nowhere}:29400"):
-        check_hosts_words(two(f"{nowhere}:29400"))
+        check_hosts_options(two(f"{nowhere}:29400"))
     monkeypatch.setenv("MASTER_ADDR", nowhere)
     monkeypatch.setenv("MASTER_PORT", "29400")
     with pytest.raises(LaunchError, match=f"MASTER_ADDR names '{nowhere}'"), meeting(2):
@@ -199,7 +199,7 @@ def test_gloo_is_told_where_others_find_it(monkeypatch: pytest.MonkeyPatch) -> N
             patched.setenv("MASTER_ADDR", master)
             patched.setenv("LOCAL_WORLD_SIZE", local)
             own = {socket.gethostname(): leads_inward}
-            patched.setattr(groups, "is_inward", lambda name, own=own: own.get(name, False))
+            patched.setattr(groups, "is_loopback_only", lambda name, own=own: own.get(name, False))
             choose_interface(2)
             assert os.environ.get(GLOO) == chosen
 
@@ -239,16 +239,16 @@ def store() -> TCPStore:
 
 
 @pytest.fixture
-def door(store: TCPStore) -> Door:
+def door(store: TCPStore) -> JoinServer:
     attempt = store.add(ATTEMPTS, 1) - 1
     own = TCPStore("127.0.0.1", store.port, is_master=False)
-    door = Door(own, attempt, one_host=True)
+    door = JoinServer(own, attempt, one_host=True)
     door.open({"learners": 2})
     own.get(door_key(attempt))  # answered, so that others see it too
     return door
 
 
-def who_asks(door: Door) -> Comer:
+def who_asks(door: JoinServer) -> JoinRequest:
     """What one client of a store sets, another may see a little later."""
     while (comer := door.next()) is None:
         pass
@@ -259,13 +259,13 @@ def ask(store: TCPStore, number: int, text: str) -> None:
     store.set(f"firecaffe/comer/0/{number}", text)
 
 
-def test_a_worker_that_comes_meets_rank_0(store: TCPStore, door: Door) -> None:
-    comes = Comes(f"127.0.0.1:{store.port}", LONG_S)
+def test_a_worker_that_comes_meets_rank_0(store: TCPStore, door: JoinServer) -> None:
+    comes = JoinClient(f"127.0.0.1:{store.port}", LONG_S)
     assert comes.facts == {"learners": 2}
     with ThreadPoolExecutor() as threads:
         entering = threads.submit(comes.enter, {"doubt": ""})
         comer = who_asks(door)
-        ours = door.let_in(comer, 3, ["a", "b", "c"])
+        ours = door.admit(comer, 3, ["a", "b", "c"])
         place = entering.result(LONG_S)
     with ours, place.socket as its:
         assert (place.rank, place.hosts) == (3, ["a", "b", "c", socket.gethostname()])
@@ -273,17 +273,17 @@ def test_a_worker_that_comes_meets_rank_0(store: TCPStore, door: Door) -> None:
         assert its.recv(1) == b"x"
 
 
-def test_who_asks_and_never_calls_is_not_waited_for(store: TCPStore, door: Door) -> None:
+def test_who_asks_and_never_calls_is_not_waited_for(store: TCPStore, door: JoinServer) -> None:
     ask(store, 0, json.dumps({"host": "silent"}))
     comer = who_asks(door)
     with (
         patch.object(joining, "COME_S", 0.05),
         pytest.raises(LaunchError, match="rank 1 did not call in time"),
     ):
-        door.let_in(comer, 1, ["here"])
+        door.admit(comer, 1, ["here"])
 
 
-def test_who_asks_for_something_else_is_passed_over(store: TCPStore, door: Door) -> None:
+def test_who_asks_for_something_else_is_passed_over(store: TCPStore, door: JoinServer) -> None:
     nonsense = ["no JSON", "{}", '["host"]']
     for number, text in enumerate([*nonsense, json.dumps({"host": "next"})]):
         ask(store, number, text)
@@ -296,11 +296,11 @@ def test_who_asks_for_something_else_is_passed_over(store: TCPStore, door: Door)
 
 def test_torch_prints_nothing_where_no_run_answers(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RecipeError, match="--join: 'nonsense' is not HOST:PORT"):
-        Comes("nonsense", LONG_S)
+        JoinClient("nonsense", LONG_S)
     place = f"127.0.0.1:{free_port()}"
     with (
         patch.object(joining, "ANSWER_S", 0.1),
         pytest.raises(LaunchError, match=f"--join {place}: no run answers there: .*refused"),
     ):
-        Comes(place, LONG_S)
+        JoinClient(place, LONG_S)
     assert capfd.readouterr().err == ""

@@ -24,8 +24,8 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from firecaffe.cluster import groups, launcher
 from firecaffe.cluster.addresses import LOOPBACK
 from firecaffe.cluster.agent import FaultAgent
-from firecaffe.cluster.calls import Aside
-from firecaffe.cluster.groups import ATTEMPT, call_in
+from firecaffe.cluster.calls import SideThread
+from firecaffe.cluster.groups import ATTEMPT, register_rank
 from firecaffe.cluster.handover import HANDED, LAUNCHED, hand, handed
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.launcher import (
@@ -37,7 +37,7 @@ from firecaffe.cluster.launcher import (
     _variables_of_ranks,
     launch,
 )
-from firecaffe.cluster.process_settings import alone_in_process
+from firecaffe.cluster.process_settings import exclusive_in_process
 from firecaffe.cluster.rank_process import RankProcess
 from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import FOLDER
@@ -69,7 +69,7 @@ def test_one_thread_launches_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two would give back each other's variables."""
     before, begun = dict(os.environ), list[object]()
     monkeypatch.setattr("firecaffe.cluster.launcher._Launch", begun.append)
-    with alone_in_process("launch"), ThreadPoolExecutor(1) as threads:
+    with exclusive_in_process("launch"), ThreadPoolExecutor(1) as threads:
         second = threads.submit(launch, ["train"], Hosts(1))
         with pytest.raises(RecipeError, match="another thread"):
             second.result()
@@ -85,7 +85,7 @@ def test_the_runs_folder_is_had_though_a_question_before_is_overdue() -> None:
     launch.agent = cast("FaultAgent", SimpleNamespace(get_worker_group=lambda: group))
     launch.known_folders, launch.has_patience = [], True
     answered = threading.Event()
-    with Aside() as launch.aside:
+    with SideThread() as launch.aside:
         with pytest.raises(TimeoutError):
             launch.aside.run(answered.wait, 0.0)
         threading.Timer(0.05, answered.set).start()
@@ -101,7 +101,7 @@ def test_a_rank_that_was_asked_to_stop_is_told_as_the_launcher_would_be(tmp_path
     launch.agent, launch.settle = cast("FaultAgent", agent), lambda _, fault, __: fault
     launch.known_folders, launch.has_patience = [], True
     asked = ProcessFailure(0, 1, PreemptedError.exit_code, str(tmp_path / "none"))
-    with Aside() as launch.aside:
+    with SideThread() as launch.aside:
         error = launch._told({0: asked}, "the run ended")
     assert type(error) is PreemptedError
 
@@ -209,7 +209,7 @@ def said_by(ranks: Sequence[int], world_size: int, timeout: timedelta) -> list[s
 
     def call(rank: int) -> str:
         try:
-            call_in(store, rank, world_size, timeout)
+            register_rank(store, rank, world_size, timeout)
         except LaunchError as error:
             return str(error)
         return ""
@@ -238,9 +238,9 @@ def test_a_rank_that_was_started_again_is_not_there_twice(monkeypatch: pytest.Mo
     dead = {"host": socket.gethostname(), "pid": 1 << 30}
     monkeypatch.setattr(groups, "_myself", lambda: dead)
     with ThreadPoolExecutor() as threads:
-        threads.submit(call_in, store, 1, 2, LONG)
+        threads.submit(register_rank, store, 1, 2, LONG)
         store.wait(["here/1"], LONG)
         monkeypatch.undo()
-        again = threads.submit(call_in, store, 1, 2, LONG)
-        call_in(store, 0, 2, LONG)
+        again = threads.submit(register_rank, store, 1, 2, LONG)
+        register_rank(store, 0, 2, LONG)
         again.result()

@@ -5,7 +5,7 @@ The variables are those that Open MPI 4.1.4 and MPICH 4.0.2 were seen to set, an
 
 import pytest
 
-from firecaffe.cluster.launched_by import check_both_said, first_host, tasks_of_node, words_of
+from firecaffe.cluster.launched_by import check_rank_and_size, first_host, tasks_of_node, words_of
 from firecaffe.errors import LaunchError
 
 OPEN_MPI = {
@@ -73,10 +73,10 @@ def test_who_is_no_rank_or_knows_it_already() -> None:
 
 def test_both_are_said_or_neither() -> None:
     for environment in ({}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "2"}):
-        check_both_said(environment)
+        check_rank_and_size(environment)
     for environment, missing in (({"RANK": "0"}, "WORLD_SIZE"), ({"WORLD_SIZE": "2"}, "RANK")):
         with pytest.raises(LaunchError, match=f"{missing} is not set"):
-            check_both_said(environment)
+            check_rank_and_size(environment)
 
 
 def test_one_of_several_that_does_not_know_enough() -> None:

@@ -36,11 +36,11 @@ from firecaffe.cluster.watch_message import (
     FAULT,
     HEADER,
     PULSE,
-    WatchedPlace,
+    RankProgress,
     pack,
     take_messages,
 )
-from firecaffe.cluster.world import pulse_beside
+from firecaffe.cluster.world import run_pulse
 from firecaffe.errors import LaunchError
 
 PLACED = {
@@ -117,7 +117,7 @@ def test_only_first_ranks_are_linked_with_other_hosts_and_none_with_many() -> No
 
 
 TEXT = b"x" * 70_000
-PULSE_MESSAGE = pack(PULSE, WatchedPlace())
+PULSE_MESSAGE = pack(PULSE, RankProgress())
 WAIT_S = 60.0
 WRITE_ONCE = """
 import sys
@@ -146,9 +146,9 @@ def fill(of: Neighbour) -> int:
     """Sends until the kernel takes no more; returns how many messages."""
     count = 0
     while not of._unsent:
-        of.send(pack(FAULT, WatchedPlace(count), text=TEXT))
+        of.send(pack(FAULT, RankProgress(count), text=TEXT))
         count += 1
-    assert len(of._unsent) % len(pack(FAULT, WatchedPlace(), text=TEXT))  # one is begun
+    assert len(of._unsent) % len(pack(FAULT, RankProgress(), text=TEXT))  # one is begun
     return count
 
 
@@ -180,7 +180,7 @@ def test_a_message_that_was_begun_is_ended_before_the_next(link: Link) -> None:
     count = fill(of)
     found = read_all(far)
     write_beside(near)  # it is not its turn
-    of.send(pack(BEAT, WatchedPlace(count)))
+    of.send(pack(BEAT, RankProgress(count)))
     end_s = time.monotonic() + WAIT_S
     while of._unsent:
         found += read_all(far)
@@ -199,7 +199,7 @@ def test_what_is_kept_for_one_that_never_reads_has_a_bound(link: Link) -> None:
     near, far = link
     of = Neighbour(near, 0.0)
     for _ in range(fill(of) + 20):
-        of.send(pack(FAULT, WatchedPlace(), text=TEXT))
+        of.send(pack(FAULT, RankProgress(), text=TEXT))
     assert 0 < len(of._unsent) <= MOST_UNSENT_BYTES
     of.flush_until(time.monotonic())  # returns all the same
     far.close()
@@ -241,7 +241,7 @@ def test_it_beats_while_the_interpreters_lock_is_held_and_goes_when_it_is_not_ne
     before = set(psutil.Process().children())
     near, far = socket.socketpair()
     with near, far:
-        with pulse_beside([near], BEATS * 0.01):
+        with run_pulse([near], BEATS * 0.01):
             assert len(set(psutil.Process().children()) - before) == 1
             # As a PyDLL's function, poll keeps the lock: no other thread of this process can send.
             wanted = ctypes.create_string_buffer(struct.pack("ihh", far.fileno(), select.POLLIN, 0))

@@ -20,20 +20,30 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from firecaffe.cluster import calls as aside
 from firecaffe.cluster import lost_ranks
-from firecaffe.cluster.calls import Aside, PatientRendezvous
-from firecaffe.cluster.hosts import HostEnds
-from firecaffe.cluster.lost_ranks import TOGETHER, LetGo, LossReader, LossTeller, SeenProcess
+from firecaffe.cluster.calls import PatientRendezvous, SideThread
+from firecaffe.cluster.hosts import ExitAgreement
+from firecaffe.cluster.lost_ranks import (
+    TOGETHER,
+    LossReader,
+    LossReporter,
+    ProcessState,
+    ReleasedRanks,
+)
 from firecaffe.faults import ANOTHER, Fault
 
-RUNS, STOPPED, ENDED = SeenProcess(False, False), SeenProcess(False, True), SeenProcess(True, False)
+RUNS, STOPPED, ENDED = (
+    ProcessState(False, False),
+    ProcessState(False, True),
+    ProcessState(True, False),
+)
 
 
-def failed(code: int, fault: Fault | None = None) -> SeenProcess:
+def failed(code: int, fault: Fault | None = None) -> ProcessState:
     failure = ProcessFailure(0, 1, code, "")
     if fault is not None:
         report = {"message": "x", "extraInfo": {"fault": fault.as_text()}}
         failure.error_file_data = {"message": report}
-    return SeenProcess(True, False, failure)
+    return ProcessState(True, False, failure)
 
 
 def gone(rank: int) -> Fault:
@@ -43,20 +53,20 @@ def gone(rank: int) -> Fault:
 class Launcher:
     """A launcher's end, and rank 0's, which meet in a store."""
 
-    def __init__(self, aside: Aside, attempt: int = 0) -> None:
+    def __init__(self, aside: SideThread, attempt: int = 0) -> None:
         self.store = HashStore()
         self.told: list[tuple[int, str, int]] = []
         self.killed: list[int] = []
         reader = LossReader(self.store, attempt)
-        self.let_go = LetGo(reader, aside, self.on_loss, self.killed.append)
+        self.released = ReleasedRanks(reader, aside, self.on_rank_lost, self.killed.append)
 
-    def on_loss(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
+    def on_rank_lost(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
         kind = "" if fault is None else fault.kind
         self.told.append((rank, kind, 0 if failure is None else failure.exitcode))
 
-    def say(self, *faults: Fault, attempt: int = 0, is_over: bool = False) -> LossTeller:
+    def say(self, *faults: Fault, attempt: int = 0, is_over: bool = False) -> LossReporter:
         """What rank 0 has said."""
-        teller = LossTeller(self.store, attempt)
+        teller = LossReporter(self.store, attempt)
         for fault in faults:
             teller.tell(fault)
         if is_over:
@@ -67,25 +77,25 @@ class Launcher:
 
 @pytest.fixture
 def launcher() -> Iterator[Launcher]:
-    with Aside() as aside:
+    with SideThread() as aside:
         yield Launcher(aside)
 
 
 def test_who_has_ended_first_is_told_of_when_rank_0_has_its_word(launcher: Launcher) -> None:
     teller = launcher.say()
-    launcher.let_go.look({1: failed(-9), 2: RUNS})
-    assert (launcher.let_go.ranks, launcher.told) == ({1}, [])
+    launcher.released.look({1: failed(-9), 2: RUNS})
+    assert (launcher.released.ranks, launcher.told) == ({1}, [])
     assert teller._store is not None
     teller._store.set("firecaffe/lost/0/0", gone(1).as_text())
     for _ in range(2):
-        launcher.let_go.look({2: RUNS})
+        launcher.released.look({2: RUNS})
     assert launcher.told == [(1, "gone", -9)]
     assert launcher.killed == []
 
 
 OF_RANK_0 = Fault("killed", 0, "host", 7, "rank 1")
 GOES_ALONG = Fault("other", 1, "host", 7, ANOTHER)
-LOOKS: dict[str, tuple[list[Fault], dict[int, SeenProcess], list[tuple[int, str, int]]]] = {
+LOOKS: dict[str, tuple[list[Fault], dict[int, ProcessState], list[tuple[int, str, int]]]] = {
     "given up and stopped": ([gone(2)], {1: RUNS, 2: STOPPED}, [(2, "gone", 0)]),
     "given up twice": (
         [gone(1), gone(1), gone(2)],
@@ -104,20 +114,20 @@ LOOKS: dict[str, tuple[list[Fault], dict[int, SeenProcess], list[tuple[int, str,
 def test_who_is_let_go(launcher: Launcher, case: str) -> None:
     faults, seen, told = LOOKS[case]
     launcher.say(*faults)
-    launcher.let_go.look(seen)
+    launcher.released.look(seen)
     assert launcher.told == told
-    assert launcher.let_go.ranks == {*launcher.killed} == {rank for rank, *_ in told}
+    assert launcher.released.ranks == {*launcher.killed} == {rank for rank, *_ in told}
 
 
 def test_who_is_given_up_and_runs_has_time_for_its_last_word(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher.say(gone(1))
-    launcher.let_go.look({1: RUNS})
-    assert launcher.let_go.ranks == set()
+    launcher.released.look({1: RUNS})
+    assert launcher.released.ranks == set()
     monkeypatch.setattr(lost_ranks, "LAST_WORD_S", 0.0)
-    launcher.let_go.look({1: RUNS})
-    assert (launcher.killed, launcher.let_go.ranks) == ([1], {1})
+    launcher.released.look({1: RUNS})
+    assert (launcher.killed, launcher.released.ranks) == ([1], {1})
 
 
 def test_a_loss_told_while_the_launcher_asks_is_let_go(
@@ -132,27 +142,27 @@ def test_a_loss_told_while_the_launcher_asks_is_let_go(
 
     read_now = LossReader.read
     monkeypatch.setattr(LossReader, "read", read)
-    launcher.let_go.look({1: failed(-9)})
-    assert launcher.let_go.ranks == {1}
+    launcher.released.look({1: failed(-9)})
+    assert launcher.released.ranks == {1}
 
 
 def test_who_ends_unnoticed_is_told_of_at_the_end(launcher: Launcher) -> None:
     launcher.say()
-    launcher.let_go.look({1: failed(3), 2: ENDED})
-    launcher.let_go.tell_rest()
+    launcher.released.look({1: failed(3), 2: ENDED})
+    launcher.released.report_rest()
     assert launcher.told == [(1, "", 3)]
 
 
 def test_nobody_goes_without_a_word_of_rank_0(launcher: Launcher) -> None:
     """Of this attempt. One that rank 0 has given up goes even if rank 0 then needs all again."""
-    launcher.let_go.look({1: failed(-9), 2: STOPPED})
-    assert launcher.let_go.ranks == set()
+    launcher.released.look({1: failed(-9), 2: STOPPED})
+    assert launcher.released.ranks == set()
     launcher.say(gone(1), attempt=1)
-    launcher.let_go.look({1: failed(-9)})
-    assert launcher.let_go.ranks == set()
+    launcher.released.look({1: failed(-9)})
+    assert launcher.released.ranks == set()
     launcher.say(gone(1), is_over=True)
-    launcher.let_go.look({1: failed(-9), 2: failed(-9)})
-    assert launcher.let_go.ranks == {1}
+    launcher.released.look({1: failed(-9), 2: failed(-9)})
+    assert launcher.released.ranks == {1}
 
 
 def test_a_store_out_of_reach_lets_nobody_go(
@@ -163,8 +173,8 @@ def test_a_store_out_of_reach_lets_nobody_go(
 
     launcher.say(gone(1))
     monkeypatch.setattr(LossReader, "read", raises)
-    assert launcher.let_go.look({1: failed(-9)})
-    assert launcher.let_go.ranks == set()
+    assert launcher.released.look({1: failed(-9)})
+    assert launcher.released.ranks == set()
 
 
 def test_a_store_that_takes_its_time_decides_later(
@@ -181,21 +191,21 @@ def test_a_store_that_takes_its_time_decides_later(
     with monkeypatch.context() as patched:
         patched.setattr(LossReader, "read", waits)
         patched.setattr(lost_ranks, "STORE_S", 0.01)
-        assert launcher.let_go.look({1: RUNS, 0: failed(-9)})
-        assert not launcher.let_go.look({1: failed(-9)})
+        assert launcher.released.look({1: RUNS, 0: failed(-9)})
+        assert not launcher.released.look({1: failed(-9)})
         patched.setattr(lost_ranks, "PATIENCE_S", 0.0)
-        assert launcher.let_go.look({1: failed(-9)})
+        assert launcher.released.look({1: failed(-9)})
         answers.set()
-    assert launcher.let_go.ranks == set()
-    while not launcher.let_go.ranks:
-        launcher.let_go.look({1: failed(-9)})
+    assert launcher.released.ranks == set()
+    while not launcher.released.ranks:
+        launcher.released.look({1: failed(-9)})
     assert launcher.told == [(1, "gone", -9)]
 
 
-def two_hosts(there: set[int]) -> tuple[HashStore, HostEnds, HostEnds]:
+def two_hosts(there: set[int]) -> tuple[HashStore, ExitAgreement, ExitAgreement]:
     store = HashStore()
     store.set_timeout(timedelta(seconds=1))
-    first, second = (HostEnds(store, 0, here, lambda: set(there)) for here in (0, 1))
+    first, second = (ExitAgreement(store, 0, here, lambda: set(there)) for here in (0, 1))
     return store, first, second
 
 
@@ -260,12 +270,14 @@ def rendezvous_of(store: Any) -> DynamicRendezvousHandler:
 
 
 @pytest.fixture
-def asking() -> Iterator[Aside]:
-    with Aside() as asking:
+def asking() -> Iterator[SideThread]:
+    with SideThread() as asking:
         yield asking
 
 
-def test_a_store_out_of_reach_ends_no_ranks(asking: Aside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_out_of_reach_ends_no_ranks(
+    asking: SideThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(aside, "ANSWER_S", 0.01)
     monkeypatch.setattr(aside, "LAST_S", 0.01)
     store = Cut()
@@ -285,7 +297,7 @@ class AskedToEndError(Exception):
 
 
 @pytest.mark.parametrize("whose", ["its own", "another thread's"])
-def test_who_waits_hears_signals(asking: Aside, whose: str) -> None:
+def test_who_waits_hears_signals(asking: SideThread, whose: str) -> None:
     """As a launcher whose store is out of reach, and which is asked to end. A signal that another
     thread gets ends no wait, as one that comes when the wait is about to begin.
     """

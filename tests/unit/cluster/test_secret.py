@@ -20,8 +20,8 @@ from firecaffe.cluster.secret import (
     CALL_BYTES,
     CHALLENGE_BYTES,
     SECRET,
+    SignatureError,
     SignedStore,
-    StrangerError,
     accept,
     prove,
     read_secret,
@@ -123,7 +123,7 @@ def test_who_knows_no_secret_or_another_is_not(inner: Store, value: bytes) -> No
         lambda: below.get("key"),
         lambda: below.multi_get(["key"]),
     ):
-        with pytest.raises(StrangerError, match="--secret-file") as told:
+        with pytest.raises(SignatureError, match="--secret-file") as told:
             ask()
         assert told.value.exit_code == LaunchError.exit_code
 
@@ -132,7 +132,7 @@ def test_a_value_counts_at_its_own_key_alone(inner: Store) -> None:
     store = SignedStore(inner, OURS)
     store.set("here", "value")
     inner.set("there", inner.get("here"))  # type: ignore[arg-type]
-    with pytest.raises(StrangerError):
+    with pytest.raises(SignatureError):
         store.get("there")
 
 
@@ -145,7 +145,7 @@ def test_torchs_rendezvous_takes_it_for_a_store_that_failed(inner: Store) -> Non
     inner.set("torch.rendezvous.run", "c3RhdGU=")
     with pytest.raises(RendezvousConnectionError) as told:
         backend.get_state()
-    assert isinstance(told.value.__cause__, StrangerError)
+    assert isinstance(told.value.__cause__, SignatureError)
 
 
 def test_without_a_secret_a_store_is_as_it_is(

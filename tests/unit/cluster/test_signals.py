@@ -22,7 +22,7 @@ from firecaffe.cluster import agent as agents
 from firecaffe.cluster import handover
 from firecaffe.cluster.agent import SIGNALS, FaultAgent
 from firecaffe.cluster.groups import ATTEMPT
-from firecaffe.cluster.handover import tell_uncaught
+from firecaffe.cluster.handover import report_uncaught
 from firecaffe.cluster.process_settings import SAME_S, handlers_kept, heard
 from firecaffe.cluster.rank_process import RankProcess
 from firecaffe.errors import PeerLostError, RecipeError
@@ -106,17 +106,17 @@ class Ranks:
 def bare_agent() -> Any:
     agent: Any = object.__new__(FaultAgent)
     agent.ended_by_us, agent._signal, agent._is_starting = set(), None, False
-    agent._let_go, agent._ranks = None, {}
+    agent._released, agent._ranks = None, {}
     return agent
 
 
 def test_a_rank_that_ends_after_the_look_is_looked_at_again() -> None:
     ranks, agent = Ranks(), bare_agent()
-    agent._let_go = ranks
+    agent._released = ranks
     agent._ranks = {rank: ranks.process(rank) for rank in range(2)}
-    for let_go in (set[int](), {1}):
+    for released in (set[int](), {1}):
         assert agent._monitor_workers(SimpleNamespace()).state == WorkerState.HEALTHY
-        assert ranks.ranks == let_go
+        assert ranks.ranks == released
 
 
 def test_signals_that_come_together_end_the_agent_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_signals_that_come_together_end_the_agent_once(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("codes", "let_go", "is_done"),
+    ("codes", "released", "is_done"),
     [
         ([0, 0], set[int](), True),
         ([0, -9], {1}, True),  # rank 0 has gone on without it
@@ -146,7 +146,7 @@ def test_signals_that_come_together_end_the_agent_once(monkeypatch: pytest.Monke
     ],
 )
 def test_a_signal_after_the_last_step_does_not_undo_the_run(
-    codes: list[int], let_go: set[int], is_done: bool, monkeypatch: pytest.MonkeyPatch
+    codes: list[int], released: set[int], is_done: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks that are asked to stop in the last evaluation end their work, with code 0."""
 
@@ -155,8 +155,8 @@ def test_a_signal_after_the_last_step_does_not_undo_the_run(
 
     monkeypatch.setattr(SimpleElasticAgent, "run", ended)
     ranks, agent = Ranks(), bare_agent()
-    ranks.codes, ranks.ranks = [*codes], let_go
-    agent._let_go, agent._ranks = ranks, {rank: ranks.process(rank) for rank in range(2)}
+    ranks.codes, ranks.ranks = [*codes], released
+    agent._released, agent._ranks = ranks, {rank: ranks.process(rank) for rank in range(2)}
     left: list[str] = []
     agent._exit_barrier = lambda: left.append("all hosts")
     with nullcontext() if is_done else pytest.raises(SignalException):
@@ -219,8 +219,8 @@ def test_what_nobody_caught_is_told_in_one_line(
     """
     others: list[BaseException] = []
     monkeypatch.setattr(sys, "excepthook", lambda _, error, __: others.append(error))
-    tell_uncaught()
-    tell_uncaught()  # once is enough
+    report_uncaught()
+    report_uncaught()  # once is enough
     for stderr in (sys.stderr, io.StringIO()):
         with monkeypatch.context() as patched:
             patched.setattr(sys, "stderr", stderr)
@@ -242,10 +242,10 @@ def test_what_nobody_caught_is_told_in_one_line(
 
 
 MISTAKEN = """
-from firecaffe.cluster.handover import tell_uncaught
+from firecaffe.cluster.handover import report_uncaught
 from firecaffe.errors import PeerLostError, RecipeError
 from firecaffe.faults import Fault
-tell_uncaught()
+report_uncaught()
 raise RecipeError('mine')
 """
 HELD = "print('still here')\n"

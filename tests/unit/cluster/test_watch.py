@@ -11,7 +11,7 @@ import pytest
 
 from firecaffe.cluster.links import Neighbour, Shape, links_of, star_of
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import BEAT, FAULT, HEADER, NOBODY, WatchedPlace, pack
+from firecaffe.cluster.watch_message import BEAT, FAULT, HEADER, NOBODY, RankProgress, pack
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 from tests.unit.cluster.watches import LONG_S, SILENT_S, connect, fault_of, until, watches
@@ -20,7 +20,7 @@ from tests.unit.cluster.watches import LONG_S, SILENT_S, connect, fault_of, unti
 def test_whoever_says_goodbye_is_not_lost_and_all_know_that_one_has_left() -> None:
     with watches(5, silent_s=SILENT_S) as (watching, _):
         watching[4].close()
-        until(lambda: all(watch._has_one_left for watch in watching[:4]))
+        until(lambda: all(watch._saw_goodbye for watch in watching[:4]))
         assert not watching[0]._known.wait(2 * SILENT_S)
         assert not any(watch.fault for watch in watching)
 
@@ -93,7 +93,7 @@ def test_noise_on_a_connection_is_no_verdict() -> None:
     with watches(6, range(1), LONG_S, shape=star_of) as (watching, sockets):
         for rank, noise in enumerate(NOISE, 1):
             sockets[rank][0].send(noise)
-            sockets[rank][0].send(pack(FAULT, WatchedPlace(1), text=b"null"))
+            sockets[rank][0].send(pack(FAULT, RankProgress(1), text=b"null"))
         assert not watching[0]._known.wait(0.3)
         sockets[2][0].close()
         assert (fault_of(watching[0]).kind, fault_of(watching[0]).rank) == ("gone", 2)
@@ -214,7 +214,7 @@ def test_what_a_lost_rank_says_later_is_no_news() -> None:
         losses = Losses(watching[0], least=2)
         for kind in ("data", "exception"):
             own = Fault(kind, 1, "host1", 5, "itself").as_text().encode()
-            sockets[1][0].send(pack(FAULT, WatchedPlace(5), text=own))
+            sockets[1][0].send(pack(FAULT, RankProgress(5), text=own))
         sockets[1][0].close()
         until(lambda: 1 in watching[0].losses)
         sockets[2][0].close()
@@ -253,7 +253,7 @@ def test_a_rank_that_serves_others_waits_for_none_of_them() -> None:
 def test_every_loss_is_also_told_for_the_record() -> None:
     with watches(3, [0], shape=star_of) as (watching, sockets):
         told: list[tuple[int, bool]] = []
-        watching[0].when_lost(lambda fault, goes_on: told.append((fault.rank, goes_on)))
+        watching[0].on_verdict(lambda fault, goes_on: told.append((fault.rank, goes_on)))
         Losses(watching[0])
         for lost in (1, 2):
             sockets[lost][0].close()
@@ -290,7 +290,7 @@ def test_a_rank_that_comes_is_watched_over_too() -> None:
         for rank in (2, 3):
             ours, its = socket.socketpair()
             comers.append(its)
-            watching[0].welcome(f"host{rank}", ours)
+            watching[0].add_rank(f"host{rank}", ours)
         comers[1].close()
         assert losses.all() == [("gone", 3)]
         assert watching[0].losses[3].host == "host3"
@@ -311,7 +311,7 @@ def test_a_rank_that_comes_while_all_are_told_changes_nothing_there(
             really_send(message)
             # Not in a beat, which is sent by the thread that takes up who comes.
             if threading.current_thread() is threading.main_thread() and comers:
-                watching[0].welcome("host3", comers.pop())
+                watching[0].add_rank("host3", comers.pop())
 
         monkeypatch.setattr(first, "send", send)
         watching[0].tell(Fault("exception", 0, "host0", 4, "itself"))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from firecaffe.cluster.links import Shape, links_of
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import WatchedPlace
+from firecaffe.cluster.watch_message import RankProgress
 from firecaffe.faults import Fault
 
 SILENT_S = 0.6
@@ -46,7 +46,7 @@ def watches(
     names = list(hosts) or [f"host{rank}" for rank in range(size)]
     sockets = linked(names, shape)
     started = [
-        Watch(rank, names, sockets[rank], silent_s, WatchedPlace(), timeout_s, shape)
+        Watch(rank, names, sockets[rank], silent_s, RankProgress(), timeout_s, shape)
         for rank in range(size)
         if watching is None or rank in watching
     ]

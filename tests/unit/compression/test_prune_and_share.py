@@ -11,16 +11,16 @@ from torch import Tensor
 from firecaffe.compression.prune_and_share import (
     STARTS,
     above,
-    above_with_hold,
     adaptive,
     count_of,
+    hysteresis_mask,
     kept_share,
     largest,
     largest_of_all,
     lloyd,
     share,
     threshold_of,
-    with_hold,
+    with_hysteresis,
 )
 
 
@@ -84,12 +84,12 @@ def test_weights_near_a_threshold_stay_as_they_are() -> None:
     weights, mask = torch.linspace(-2, 2, 80), torch.rand(80) > 0.5
     pairs = zip(weights.tolist(), mask.tolist(), strict=True)
     expected = [abs(w) > 1.1 or (abs(w) > 0.9 and kept) for w, kept in pairs]
-    assert above_with_hold(weights, 1.0, mask).tolist() == expected
+    assert hysteresis_mask(weights, 1.0, mask).tolist() == expected
 
 
 def test_a_weight_comes_back_if_it_is_larger_by_a_margin() -> None:
     for other, kept in ((1.2, [True, False]), (1.3, [False, True])):
-        scores = with_hold(torch.tensor([1.0, other]), torch.tensor([True, False]))
+        scores = with_hysteresis(torch.tensor([1.0, other]), torch.tensor([True, False]))
         assert largest(scores, 1).tolist() == kept
 
 

@@ -111,7 +111,7 @@ def test_few_bytes_do_not_stand_for_many_pixels(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(decode_module, "FEW_PIXELS", 400 * 500)
     decode(content)
     monkeypatch.setattr(decode_module, "FEW_PIXELS", 400 * 500 - 1)
-    monkeypatch.setattr(decode_module, "PIXELS_OF_BYTE", 400 * 500 // len(content))
+    monkeypatch.setattr(decode_module, "PIXELS_PER_BYTE", 400 * 500 // len(content))
     with pytest.raises(DataError, match=f"are not decoded of {len(content):,} bytes"):
         decode(content)
     decode(content + bytes(len(content)))  # which is more than enough of them

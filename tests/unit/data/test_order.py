@@ -16,9 +16,9 @@ from firecaffe.data import (
     SampleOrder,
     TensorDataset,
     divide,
-    drawing_of,
     num_classes,
     open_data,
+    weighted_draws,
 )
 from firecaffe.data.chosen_samples import SUM_BITS, whole
 from firecaffe.data.hash import Stream, hash64
@@ -180,7 +180,7 @@ def test_every_class_comes_as_often(dataset: Any, balance: str, held_out: float)
     config = DataConfig(balance=balance, hold_out=held_out)
     own = check_own("train_set", dataset)
     data = divide(DataParts(own, own), config)
-    drawing = drawing_of(data.train, balance)
+    drawing = weighted_draws(data.train, balance)
     assert drawing is not None
     assert len(drawing.sums_N) == len(data.train)
     _, classes = data.train.batch(torch.arange(len(data.train)))
@@ -193,7 +193,7 @@ def test_every_class_comes_as_often(dataset: Any, balance: str, held_out: float)
 
 
 def test_an_order_that_draws_has_epochs_of_as_many_samples() -> None:
-    drawing = drawing_of(TensorDataset(INPUTS, CLASSES), "classes")
+    drawing = weighted_draws(TensorDataset(INPUTS, CLASSES), "classes")
     assert drawing is not None
     order = SampleOrder(3, 100, 24, 8, drawing=drawing)
     for epoch in range(2):
@@ -204,7 +204,7 @@ def test_an_order_that_draws_has_epochs_of_as_many_samples() -> None:
 
 def test_photos_say_their_classes_and_their_names(tmp_path: Path) -> None:
     data = open_data(DataConfig("folder", str(make_folder(tmp_path)), resize=16))
-    assert drawing_of(data.train, "classes") is not None
+    assert weighted_draws(data.train, "classes") is not None
     assert len(data.class_names) == num_classes(data.train)
 
 
@@ -226,4 +226,4 @@ def test_what_cannot_be_drawn_by_is_one_line(
     words: dict[str, Any], balance: str, parts: list[str]
 ) -> None:
     with refused(FirecaffeError, parts):
-        drawing_of(check_own("train_set", Said(**words)), balance)
+        weighted_draws(check_own("train_set", Said(**words)), balance)

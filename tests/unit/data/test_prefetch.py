@@ -15,7 +15,7 @@ import firecaffe
 from firecaffe.cli import main
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset, open_data
 from firecaffe.data.augment import AUGMENTS
-from firecaffe.data.batches import FEWEST, MOST, BatchesAhead, ahead
+from firecaffe.data.batches import FEWEST, MOST, PrefetchedBatches, ahead
 from firecaffe.data.dataset import Batch, is_asked_again, is_repeatable, same_bits
 from firecaffe.errors import DataError
 from firecaffe.exchange.leaves import leaf_share
@@ -64,7 +64,7 @@ def test_the_same_batches_in_order_and_each_once(world_size: int) -> None:
     for rank in range(world_size):
         share = leaf_share(3, world_size, rank)
         own, plain = Slow(20), batches_of(Slow(20))
-        ahead_of = BatchesAhead(batches_of(own), share, 2, 11)
+        ahead_of = PrefetchedBatches(batches_of(own), share, 2, 11)
         taken = 0
         for step in range(2, 11):
             for leaf in share:
@@ -78,7 +78,7 @@ def test_the_same_batches_in_order_and_each_once(world_size: int) -> None:
 def test_other_leaves_from_a_step_on() -> None:
     """As if they had been those from the start; what waited is made for nothing, never taken."""
     plain = batches_of(Slow(20), batch=12)
-    ahead_of = BatchesAhead(batches_of(Slow(20), batch=12), range(3), 0, 12)
+    ahead_of = PrefetchedBatches(batches_of(Slow(20), batch=12), range(3), 0, 12)
     for step, leaves in enumerate([[0, 1, 2], [0, 1, 2], [4, 2, 3], [4, 2, 3], [5], [5]]):
         if list(leaves) != list(ahead_of.leaves):
             ahead_of.go_on(leaves, step)
@@ -90,7 +90,7 @@ def test_other_leaves_from_a_step_on() -> None:
 def test_an_error_comes_with_its_batch() -> None:
     order = SampleOrder(0, 20, 6, 2)
     bad = int(order.micro_batch(1, 2)[0])
-    batches = BatchesAhead(batches_of(Slow(20, bad)), range(3), 0, 100)
+    batches = PrefetchedBatches(batches_of(Slow(20, bad)), range(3), 0, 100)
     for step, leaf in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]:
         batches.train_batch(step, leaf)
     with pytest.raises(DataError, match=f"sample {bad} is bad"):
@@ -119,14 +119,14 @@ def fetching() -> list[threading.Thread]:
 
 
 def test_closing_ends_the_threads_and_data_in_memory_need_none() -> None:
-    batches = BatchesAhead(batches_of(Slow(20)), range(3), 0, 10**6)
+    batches = PrefetchedBatches(batches_of(Slow(20)), range(3), 0, 10**6)
     batches.train_batch(0, 0)
     batches.close()
     for thread in fetching():
         thread.join(timeout=300)
     assert not fetching()
     in_memory = Batches(FIXED, SampleOrder(0, 16, 6, 2), DataConfig("own"))
-    BatchesAhead(in_memory, range(3), 0, 10).train_batch(0, 0)
+    PrefetchedBatches(in_memory, range(3), 0, 10).train_batch(0, 0)
     assert not fetching()
 
 
@@ -138,7 +138,7 @@ def test_photos_do_not_depend_on_threads_or_batches(tmp_path: Path, augment: str
     config = DataConfig("packed", path, resize=16, crop=12, mirror=True, augment=augment)
     config, alone = (replace(config, decode_threads=threads) for threads in (3, 1))
     order = SampleOrder(5, 30, 8, 4)
-    together = BatchesAhead(Batches(open_data(config).train, order, config), range(2), 0, 8)
+    together = PrefetchedBatches(Batches(open_data(config).train, order, config), range(2), 0, 8)
     single = Batches(open_data(alone).train, SampleOrder(5, 30, 8, 1), alone)
     for step in range(8):
         for leaf in range(2):
@@ -224,7 +224,7 @@ def test_what_it_costs() -> None:
     assert sum(map(is_asked_again, range(256))) == 9
     counted = Drawing(after=10**9)
     batches = Batches(counted, SampleOrder(0, 16, 16, 2), DataConfig())
-    ahead = BatchesAhead(batches, range(8), 0, 256, [])
+    ahead = PrefetchedBatches(batches, range(8), 0, 256, [])
     for step in range(256):
         for leaf in range(8):
             ahead.train_batch(step, leaf)
@@ -245,7 +245,7 @@ def test_two_threads_that_find_it_at_once_say_it_once(monkeypatch: pytest.Monkey
     drawing, doubts = Drawing(), list[str]()
     monkeypatch.setattr(drawing, "fetchers", 2, raising=False)
     batches = Batches(drawing, SampleOrder(0, 16, 16, 1), DataConfig())
-    ahead = BatchesAhead(batches, [0], 0, 2, doubts)
+    ahead = PrefetchedBatches(batches, [0], 0, 2, doubts)
     for step in range(2):
         ahead.train_batch(step, 0)
     ahead.close()

@@ -10,7 +10,13 @@ from firecaffe.caffe import text
 from firecaffe.caffe.message import CaffeError
 from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.net_settings import as_patterns, grouped
-from firecaffe.from_caffe.solver import TYPES, Around, SolverStages, read_training, read_update
+from firecaffe.from_caffe.solver import (
+    TYPES,
+    SolverStages,
+    TrainSettings,
+    read_training,
+    read_update,
+)
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_from
 
@@ -24,7 +30,7 @@ def update(words: str, iter_size: int = 1) -> tuple[dict[str, Any], Report]:
     return found, report
 
 
-def training(words: str) -> tuple[Around, Report]:
+def training(words: str) -> tuple[TrainSettings, Report]:
     report = Report()
     return read_training(text.parse("max_iter: 9\n" + words, "s.prototxt"), report), report
 

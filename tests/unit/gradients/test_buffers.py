@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.gradients.buffers import BufferChanges, KeptBuffers
+from firecaffe.gradients.buffers import BufferChanges, BufferSnapshot
 
 
 class Counted(nn.Module):
@@ -39,7 +39,7 @@ def run_step(
 ) -> None:
     """What a micro-batch returns is differentiated: `take` has not touched what backward needs."""
     changes.begin_step()
-    total = changes.no_changes()
+    total = changes.zero_changes()
     for micro_batch, (run, weight) in enumerate(zip(micro_batches, weights, strict=True)):
         changes.begin_micro_batch()
         loss = run()
@@ -67,14 +67,14 @@ def test_a_step(dtype: torch.dtype) -> None:
     for _ in range(10):  # a mean of three 0.1 would drift
         run_step(BufferChanges(model), seen(model, 1.0, 1.0, 1.0), [1] * 3)
     assert torch.equal(model.constant, torch.tensor(0.1, dtype=dtype))
-    assert BufferChanges(nn.Linear(2, 2)).no_changes() == []
+    assert BufferChanges(nn.Linear(2, 2)).zero_changes() == []
 
 
 def test_a_shared_buffer_counts_once() -> None:
     model = Counted()
     model.again = nn.Module()
     model.again.register_buffer("sum", model.sum)
-    assert sum(part.numel() for part in BufferChanges(model).no_changes()) == 4 + 3 + 1 + 1
+    assert sum(part.numel() for part in BufferChanges(model).zero_changes()) == 4 + 3 + 1 + 1
 
 
 class Odd(nn.Module):
@@ -157,7 +157,7 @@ def test_whatever_way_a_value_is_changed_in(way: str) -> None:
     assert torch.equal(model.table, expected.table)
     assert torch.equal(model.teacher, expected.teacher)
     evaluated = Behind()
-    kept = KeptBuffers(evaluated)
+    kept = BufferSnapshot(evaluated)
     getattr(evaluated, way)()
     kept.put_back()
     assert torch.equal(evaluated.table, begun.table)

@@ -40,7 +40,7 @@ class RecordingExchange(Exchange):
         self.happened.set()
 
 
-def no_counts() -> Tensor:
+def zero_counts() -> Tensor:
     return torch.zeros(1)
 
 
@@ -77,7 +77,7 @@ def test_a_bucket_is_exchanged_while_backward_still_runs() -> None:
         assert exchange.happened.wait(WAIT_S), "no bucket left before backward was over"
         assert exchange.lengths == [5 * 7 + 1]  # padded to a multiple of two ranks
 
-    reducer.begin_step(1.0, [0], no_counts)
+    reducer.begin_step(1.0, [0], zero_counts)
     hidden = first(torch.ones(1, 3))
     hidden.register_hook(wait)
     reducer.add(0, second(hidden).sum(), [])
@@ -89,7 +89,7 @@ def test_a_bucket_is_exchanged_while_backward_still_runs() -> None:
 def test_buckets_leave_in_one_order_whatever_is_ready_first() -> None:
     model, exchange = two_layers(), RecordingExchange()
     reducer = make_reducer(model, exchange, [0, 1])  # not the order of backward
-    reducer.begin_step(1.0, [0], no_counts)
+    reducer.begin_step(1.0, [0], zero_counts)
     reducer.add(0, model(torch.ones(1, 3)).sum(), [])
     reducer.finish_step()
     reducer.close()
@@ -110,7 +110,7 @@ def test_a_share_that_is_no_subtree_is_summed_in_tree_order() -> None:
     layer = nn.Linear(1, 1, bias=False)
     reducer = make_reducer(layer, RecordingExchange(), [0], num_leaves=8)
     gradients = {1: 1.0, 2: big, 3: 0.0, 4: -big}
-    reducer.begin_step(1.0, list(gradients), no_counts)
+    reducer.begin_step(1.0, list(gradients), zero_counts)
     for leaf, gradient in gradients.items():
         reducer.add(leaf, layer(torch.full((1, 1), gradient)).sum(), [])
     reducer.finish_step()
@@ -153,7 +153,7 @@ def test_a_lane_that_fails_is_heard_while_another_waits() -> None:
     exchange = OneLaneFails()
     first, *others = layers = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
     reducer = make_reducer(layers, exchange, [2, 1, 0])
-    reducer.begin_step(1.0, [0], no_counts)
+    reducer.begin_step(1.0, [0], zero_counts)
     hidden = first(torch.ones(1, 2))
     hidden.register_hook(lambda _: wait_for_failure(reducer))
     with pytest.raises(ConnectionError, match="the cable is out"):
@@ -183,7 +183,7 @@ def test_a_gradient_that_comes_in_parts_is_refused() -> None:
     """Reentrant checkpoints run backward inside backward: a gradient is there before it is done."""
     layer, last = nn.Linear(4, 4, bias=False), nn.Linear(4, 1, bias=False)
     reducer = make_reducer(nn.Sequential(layer, last), RecordingExchange(), [1, 0])
-    reducer.begin_step(1.0, [0], no_counts)
+    reducer.begin_step(1.0, [0], zero_counts)
     hidden = torch.ones(1, 4, requires_grad=True)
     for _ in range(2):
         hidden = checkpoint(lambda x: last(layer(x)).expand(1, 4), hidden, use_reentrant=True)
@@ -205,7 +205,7 @@ def test_gradients_that_are_in_the_buckets_are_let_go() -> None:
     layer.weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
         lambda parameter: made.append(weakref.ref(parameter.grad))
     )
-    reducer.begin_step(2.0, [0, 1], no_counts)
+    reducer.begin_step(2.0, [0, 1], zero_counts)
     reducer.add(0, layer(torch.ones(1, 3)).sum(), [torch.ones(1)])
     assert made[0]() is not None  # waits for its neighbor
     reducer.add(1, layer(torch.ones(1, 3)).sum(), [torch.ones(1)])

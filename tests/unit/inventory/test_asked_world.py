@@ -13,16 +13,21 @@ import torch.distributed as dist
 from firecaffe.cluster.groups import group_of_one
 from firecaffe.data.decode import decode_threads
 from firecaffe.errors import RecipeError
-from firecaffe.inventory.asked_world import check_asked, doubts_of_world, size_asked, world_asked
+from firecaffe.inventory.asked_world import (
+    check_queries,
+    doubts_of_world,
+    size_queries,
+    world_queries,
+)
 
 
 def test_the_number_of_ranks_is_asked_for_and_not_the_rank() -> None:
-    with world_asked() as asked:
+    with world_queries() as asked:
         for variable in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "HOME"):
             os.environ.get(variable)
         assert not dist.is_initialized()
     assert asked == ["WORLD_SIZE"]
-    check_asked(asked)
+    check_queries(asked)
     assert "WORLD_SIZE" in doubts_of_world("forward", asked)[0]
 
 
@@ -30,7 +35,7 @@ def test_a_profiler_goes_on_and_the_number_of_ranks_is_seen() -> None:
     profile = cProfile.Profile()
     profile.enable()
     try:
-        with world_asked() as asked:
+        with world_queries() as asked:
             os.environ.get("WORLD_SIZE")
     finally:
         profile.disable()
@@ -42,19 +47,19 @@ def test_a_module_that_is_loaded_asks_nothing(monkeypatch: pytest.MonkeyPatch) -
     """As torch's compiler loads some, with functions that dataclasses makes in their names."""
     module = ModuleType("torch.distributed.anything")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    with world_asked() as asked:
+    with world_queries() as asked:
         exec("from dataclasses import dataclass\n@dataclass\nclass Made:\n    a: int", vars(module))
     assert asked == []
 
 
 def test_an_exchange_is_refused_by_its_name() -> None:
-    with group_of_one(torch.device("cpu")), world_asked() as asked:
+    with group_of_one(torch.device("cpu")), world_queries() as asked:
         dist.all_reduce(torch.ones(1))
         dist.get_world_size()
         dist.get_rank()
     assert asked == ["all_reduce", "get_world_size"]
     with pytest.raises(RecipeError, match="calls all_reduce of"):
-        check_asked(asked)
+        check_queries(asked)
 
 
 def test_what_opens_data_is_watched_without_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +67,7 @@ def test_what_opens_data_is_watched_without_a_profiler(monkeypatch: pytest.Monke
     environment = type(os.environ)
     with group_of_one(torch.device("cpu")):
         before = dist.distributed_c10d._get_group_size
-        with size_asked() as asked:
+        with size_queries() as asked:
             assert sys.getprofile() is None
             assert (os.getenv("WORLD_SIZE"), "RANK" in os.environ) == ("3", False)
             assert dist.get_world_size() == 1
@@ -74,7 +79,7 @@ def test_what_opens_data_is_watched_without_a_profiler(monkeypatch: pytest.Monke
 
 def test_ranks_and_other_threads_may_be_asked_for() -> None:
     thread = Thread(target=os.getenv, args=("WORLD_SIZE",))
-    with size_asked() as asked:
+    with size_queries() as asked:
         os.environ.get("RANK")
         thread.start()
         thread.join()

@@ -14,7 +14,7 @@ from benchmarks.training.unusual.layers import Clamp, Peculiar
 from firecaffe.errors import CheckpointError, OwnCodeError, RecipeError
 from firecaffe.inventory.network_state import EXTRA_STATE_BYTES
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.extra_state import hold_extra_state, let_go_of_extra_state
+from firecaffe.models.extra_state import hold_extra_state, release_extra_state
 from firecaffe.models.network import freeze, make_network, maker_of, with_outline
 from tests.kit.models_refused import refused
 from tests.kit.training_fixtures import Patch
@@ -155,7 +155,7 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
     for network in (one, other):
         hold_extra_state(network)
     other.get_buffer(EXTRA_STATE_BYTES).copy_(one.get_buffer(EXTRA_STATE_BYTES))
-    let_go_of_extra_state(other)
+    release_extra_state(other)
     assert repr(other.value) == repr(value)
     assert not dict(other.named_buffers())
     assert not other._forward_hooks

@@ -55,7 +55,7 @@ def test_wrappers_and_trainers_are_seen_through(tmp_path: Path, key: str, prefix
     network = Net(3)
     state = OrderedDict((prefix + name, each) for name, each in filled(network).items())
     weights = load_weights(network, save(tmp_path / FILE, {key: state, "epoch": 3}))
-    assert (weights.taken, weights.prefix, weights.held_under) == (9, prefix, [key])
+    assert (weights.taken, weights.prefix, weights.state_keys) == (9, prefix, [key])
     assert repr(prefix) in weights.line
     assert repr(key) in weights.line
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.models.known_networks import build_model
-from firecaffe.parallel.passed import check_apart, pack, room_for, tensors_in, unpack
+from firecaffe.parallel.passed import check_no_alias, pack, room_for, tensors_in, unpack
 from firecaffe.parallel.stage_run import Arrivals, root_of
 from firecaffe.parallel.stages import Stage, cut_stages
 
@@ -59,7 +59,7 @@ def run_in_stages(stages: Sequence[Stage], x: Any, loss_of: Callable[[Any], Tens
     for stage in stages[:-1]:
         given = stage.module(*values)
         ends = tensors_in(given)
-        check_apart(ends)
+        check_no_alias(ends)
         values, wanted = sent(given)
         boundaries.append(([each for each in ends if each.requires_grad], Arrivals(wanted)))
     loss = loss_of(stages[-1].module(*values))

@@ -29,7 +29,7 @@ from firecaffe.planner.memory import remedy
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.price import Prices
 from firecaffe.planner.simulate import Network, simulate_s
-from firecaffe.planner.step_cost import own_exchange
+from firecaffe.planner.step_cost import recipe_exchange
 from firecaffe.planner.workload import images_of, layers_of
 from tests.kit.data_sheets import data_sheet
 
@@ -187,7 +187,7 @@ AUTO_WORK = replace(workload_of_model(ModelConfig("lenet"), None, 128, 8), excha
 def test_it_is_what_a_training_would_choose_by_the_cluster_s_link(workers: int) -> None:
     link = SLOW.links[-1]
     # LeNet's 1.7 MB: the first bucket is a quarter of 4 MB at least, the second all the rest.
-    chosen = own_exchange(AUTO_WORK, SLOW, workers)
+    chosen = recipe_exchange(AUTO_WORK, SLOW, workers)
     assert adds_in_tree_order(chosen, workers)
     sizes = [AUTO_WORK.parameter_bytes]
     assert chosen == choose(workers, sizes, link.latency_s, link.bandwidth_bytes_per_s).algorithm
@@ -199,9 +199,9 @@ def test_it_is_what_a_training_would_choose_by_the_cluster_s_link(workers: int) 
 def test_where_there_is_nothing_to_choose_it_is_tree_or_the_word_itself() -> None:
     memory = replace(SLOW.links[0], memory_bytes_per_s=1e10, group=0)
     one_host = replace(SLOW, links=(memory,), devices_per_node=8)
-    assert own_exchange(AUTO_WORK, one_host, 4) == "tree"
-    assert own_exchange(AUTO_WORK, SLOW, 1) == "tree"
-    assert own_exchange(AUTO_WORK, SLOW, 3) == "tree"  # fold stands in
-    assert own_exchange(replace(AUTO_WORK, update_at="shards"), SLOW, 4) == "tree"
+    assert recipe_exchange(AUTO_WORK, one_host, 4) == "tree"
+    assert recipe_exchange(AUTO_WORK, SLOW, 1) == "tree"
+    assert recipe_exchange(AUTO_WORK, SLOW, 3) == "tree"  # fold stands in
+    assert recipe_exchange(replace(AUTO_WORK, update_at="shards"), SLOW, 4) == "tree"
     for name in ("", "ring", "hierarchical(tree,ring)"):
-        assert own_exchange(replace(AUTO_WORK, exchange=name), SLOW, 4) == name
+        assert recipe_exchange(replace(AUTO_WORK, exchange=name), SLOW, 4) == name

@@ -24,11 +24,11 @@ from firecaffe.planner.round_prices import EqualRounds, rounds_of, rounds_s
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.split_plans import (
     best_layouts,
-    between_costs,
+    boundary_costs,
     cheapest,
+    costs_by_layout,
     data_layouts,
     dense_layouts,
-    own_costs,
     possible,
 )
 from firecaffe.planner.split_step import SplitCost
@@ -225,8 +225,8 @@ def test_costs_of_the_search_are_those_of_the_step(workers: int) -> None:
     """Every assignment of two layers and the loss, one by one."""
     cost = cost_of([dense("a", 24, 48), dense("b", 48, 8)], workers, batch=32)
     layouts = possible(cost)
-    computes, gradients = own_costs(cost, layouts)
-    between = between_costs(cost, layouts)
+    computes, gradients = costs_by_layout(cost, layouts)
+    between = boundary_costs(cost, layouts)
     costs = []
     for chosen in product(range(len(layouts)), repeat=3):
         own = [layouts[index] for index in chosen]
@@ -276,8 +276,8 @@ def test_no_dearer_than_the_published_plan(num_outside: int, batch: int) -> None
     cost = four_nodes(num_outside, batch)
     assert len(cost.chain) == len(PASE)
     layouts = possible(cost)
-    computes, gradients = own_costs(cost, layouts)
-    between = between_costs(cost, layouts)
+    computes, gradients = costs_by_layout(cost, layouts)
+    between = boundary_costs(cost, layouts)
     own = [a + b for a, b in zip(computes, gradients, strict=True)]
     assert cheapest(own, between)[0] <= total(own, between, [layouts.index(e) for e in PASE])
     ours = cost.step(best_layouts(cost)).step_s

@@ -21,7 +21,7 @@ from firecaffe.planner.calibrate import LEAST_ERROR
 from firecaffe.planner.cluster import Cluster, Link, load_cluster
 from firecaffe.planner.compute_time import micro_batch
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel
+from firecaffe.planner.of_parallel import RecipeLayout, forecast_parallel
 from firecaffe.planner.of_recipe import workload_of
 from firecaffe.planner.of_run import FirstForecast, write_forecast
 from firecaffe.recipe.checked_recipe import check_recipe
@@ -172,7 +172,7 @@ def test_workers_beyond_the_cores_of_a_node_share_them() -> None:
     nodes = replace(two, devices_per_node=2)
     assert row(nodes, 4).compute_s == pytest.approx(compute_s)
     split = {"ip1": "neurons", "ip2": "inputs"}
-    layout = OwnLayout(ParallelConfig(2, 2, split, 4), split)
+    layout = RecipeLayout(ParallelConfig(2, 2, split, 4), split)
     plain_s, shared_s = (
         forecast_parallel(recipe.model, work, cluster, layout, 4, "tree")["compute_s"]
         for cluster in (HOST, two)

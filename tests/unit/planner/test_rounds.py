@@ -13,7 +13,7 @@ from firecaffe.planner import price
 from firecaffe.planner.cluster import Link
 from firecaffe.planner.offers import offers
 from firecaffe.planner.price import Prices, rounds_only_s
-from firecaffe.planner.round_prices import ROUNDS, like_rounds, rounds_of, rounds_s, sharded_s
+from firecaffe.planner.round_prices import ROUNDS, equal_rounds, rounds_of, rounds_s, sharded_s
 from firecaffe.planner.simulate import (
     BLOCK_BYTES,
     LONG_BLOCKS,
@@ -43,7 +43,7 @@ def test_like_rounds_take_what_the_schedule_takes(algorithm: str, links: tuple[L
         network = Network(links, ranks)
         schedule = ALGORITHMS[algorithm](ranks, size)
         exact_s = rounds_s(rounds_of(schedule), network)
-        like_s = rounds_s(like_rounds(algorithm, ranks, size), network)
+        like_s = rounds_s(equal_rounds(algorithm, ranks, size), network)
         # Slices differ by an element; a class of like rounds has the longest.
         longest_s = 64 * 4 / RATE * len(schedule.rounds)
         if size >= ranks:  # a schedule leaves out what is empty
@@ -55,7 +55,7 @@ def test_like_rounds_of_a_hierarchical_exchange(name: str) -> None:
     for ranks in (4, 8, 16, 48):
         network = Network(NODES, ranks)
         exact_s = rounds_s(rounds_of(find_schedule(name, 4)(ranks, 4800)), network)
-        assert rounds_s(like_rounds(name, ranks, 4800, 4), network) == pytest.approx(exact_s)
+        assert rounds_s(equal_rounds(name, ranks, 4800, 4), network) == pytest.approx(exact_s)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 13, 16])
@@ -76,7 +76,7 @@ def test_rounds_take_the_published_formulas(ranks: int) -> None:
         expected["halving_doubling"] = 2 * levels * alpha + shares * size * beta
     network = Network((Link("net", LATENCY_S, RATE),), ranks)
     for algorithm, seconds in expected.items():
-        assert rounds_s(like_rounds(algorithm, ranks, size), network) == pytest.approx(seconds)
+        assert rounds_s(equal_rounds(algorithm, ranks, size), network) == pytest.approx(seconds)
         # Where every rank has one message at a time, nothing overlaps, and nothing shares a port.
         if algorithm in ("ring", "recursive_doubling", "halving_doubling"):
             alone_s = simulate_s(ALGORITHMS[algorithm], network, size, in_pieces=False)
@@ -102,7 +102,7 @@ def test_the_sharded_servers_formula_needs_full_groups() -> None:
         (7, NODES),
     ]:
         network = Network(links, ranks)
-        listed_s = rounds_s(like_rounds("sharded_parameter_server", ranks, 6400), network)
+        listed_s = rounds_s(equal_rounds("sharded_parameter_server", ranks, 6400), network)
         assert network.fills_groups == (ranks != 7)
         is_equal = sharded_s(network, 6400) == pytest.approx(listed_s, rel=1e-3)
         assert is_equal == network.fills_groups
@@ -143,7 +143,7 @@ def test_a_vector_beyond_what_is_priced_takes_as_long_as_its_bytes(
     assert prices.seconds([size]) == pytest.approx(exact_s, rel=0.01)
     once, twice = prices.seconds([2**41, 2**42])  # a simulation would not end
     assert twice == pytest.approx(2 * once, rel=0.01)
-    assert prices.share_beside_another(2**42, 2) == prices.share_beside_another(2**23, 2)
+    assert prices.share_in_lanes(2**42, 2) == prices.share_in_lanes(2**23, 2)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

@@ -23,12 +23,12 @@ from firecaffe.planner.layouts import (
     LayerLayout,
     allows,
     layouts_of,
-    layouts_of_words,
+    layouts_of_recipe,
     through,
     words_of,
 )
 from firecaffe.planner.memory import on_device
-from firecaffe.planner.of_parallel import OwnLayout, own_cost
+from firecaffe.planner.of_parallel import RecipeLayout, layout_cost
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.split_plans import data_layouts, dense_layouts, split_plans
 from firecaffe.planner.split_step import SplitCost
@@ -86,7 +86,7 @@ def test_workers_wait_for_each_other_at_every_exchange_of_activations() -> None:
     clusters = (replace(on, device=replace(on.device, jitter=j)) for j in (0.0, jitter))
     still, shaken = (cost_of("lenet", cluster, 2, batch=64) for cluster in clusters)
     words = ParallelConfig(1, 2, {"ip1": "neurons", "ip2": "inputs"})
-    layouts = layouts_of_words(still.chain, words, words.split, 2)
+    layouts = layouts_of_recipe(still.chain, words, words.split, 2)
     waits_s = shaken.step(layouts).activations_s - still.step(layouts).activations_s
     times = {
         unit.name: still.computes_s(unit, layout)
@@ -247,9 +247,9 @@ def planned(
     config = ModelConfig(f"tests.unit.planner.test_split_step:{name}")
     work = workload_of_model(config, (3, 11, 7) if name == "pooled" else (3, 6, 6), 8, 2)
     config_words = ParallelConfig(1, workers, words, parts)
-    own = own_cost(config, work, OwnLayout(config_words, words))
+    own = layout_cost(config, work, RecipeLayout(config_words, words))
     cost = SplitCost(work, CLUSTER, own.chain, workers, "ring")
-    layouts = layouts_of_words(own.chain, config_words, words, workers)
+    layouts = layouts_of_recipe(own.chain, config_words, words, workers)
     found = {u.name: (u, each) for u, each in zip(own.chain, layouts, strict=True)}
     return cost, found, work
 
@@ -304,7 +304,7 @@ def test_rows_of_several_models_are_summed_in_their_columns() -> None:
     config = ModelConfig("tests.unit.planner.test_split_step:pooled")
     work = workload_of_model(config, (3, 11, 7), 8, 2)
     words = ParallelConfig(0, 2, {CONV: "rows"}, 2)
-    cost = own_cost(config, work, OwnLayout(words, words.split))
+    cost = layout_cost(config, work, RecipeLayout(words, words.split))
     (plan,) = cost.plans(CLUSTER, 4, "ring")
     (one,) = cost.plans(CLUSTER, 2, "ring")
     assert one.step.gradients_bytes == 0

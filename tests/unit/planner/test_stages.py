@@ -16,7 +16,7 @@ from firecaffe.parallel.stages import ORDERS
 from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import MeasuredStep, slower
 from firecaffe.planner.layouts import LayerLayout
-from firecaffe.planner.of_parallel import OwnLayout, forecast_parallel, own_cost
+from firecaffe.planner.of_parallel import RecipeLayout, forecast_parallel, layout_cost
 from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.recipe_stages import crossings_of, works_of
 from firecaffe.planner.split_plans import WAYS, SplitPlan, data_layouts, split_plans
@@ -36,7 +36,9 @@ TRICK = {"classifier.0": "inputs", "classifier.3": "neurons", "classifier.6": "i
 
 
 def own(words: ParallelConfig, workers: int, work: Workload = WORK) -> SplitPlan:
-    return own_cost(ALEXNET, work, OwnLayout(words, words.split)).plans(CLUSTER, workers, "ring")[0]
+    return layout_cost(ALEXNET, work, RecipeLayout(words, words.split)).plans(
+        CLUSTER, workers, "ring"
+    )[0]
 
 
 @pytest.mark.parametrize(("scheme", "way"), [("one_weird_trick",) * 2, ("none", "same_samples")])
@@ -135,12 +137,12 @@ def test_a_layer_that_is_not_priced_is_named() -> None:
 
 def test_the_band_of_a_forecast() -> None:
     words = ParallelConfig(0, 4, TRICK, 4, "one_weird_trick")
-    layout = OwnLayout(words, TRICK)
+    layout = RecipeLayout(words, TRICK)
     row = forecast_parallel(ALEXNET, WORK, CLUSTER, layout, 4, "ring")
     assert row["step_low_s"] < row["step_s"] < row["step_high_s"]
     assert row["step_s"] == own(words, 4).step.step_s
     assert row["parallel"]["data"] == 1
-    low = own_cost(ALEXNET, WORK, layout).plans(slower(CLUSTER, 2.0, 1.0), 4, "ring")[0].step
+    low = layout_cost(ALEXNET, WORK, layout).plans(slower(CLUSTER, 2.0, 1.0), 4, "ring")[0].step
     assert low.compute_s == pytest.approx(2 * row["compute_s"], rel=0.01)
     assert low.activations_s == row["activations_s"]
 
@@ -148,8 +150,8 @@ def test_the_band_of_a_forecast() -> None:
 def test_measured_steps_scale_a_recipes_layout() -> None:
     row = MeasuredStep("alexnet", 8, 0.5, 0.01, 0.02)
     on = replace(CLUSTER, device=replace(CLUSTER.device, measured=(row,)))
-    layout = OwnLayout(ParallelConfig(stages=["features.8"]), {})
-    step = own_cost(ALEXNET, WORK, layout).plans(on, 2, "ring")[0].step
+    layout = RecipeLayout(ParallelConfig(stages=["features.8"]), {})
+    step = layout_cost(ALEXNET, WORK, layout).plans(on, 2, "ring")[0].step
     assert step.compute_s < 32 * 0.5
     assert step.compute_s + step.activations_s > 32 * 0.5 / 2
     assert step.data_s == pytest.approx(32 * 0.01)
@@ -196,7 +198,7 @@ def test_the_memory_and_bytes_of_stages() -> None:
 
 def test_of_auto_what_fits_comes_first_then_what_is_fast() -> None:
     words = ParallelConfig(0, 1, TRICK, 4, "auto")
-    cost = own_cost(ALEXNET, WORK, OwnLayout(words, TRICK))
+    cost = layout_cost(ALEXNET, WORK, RecipeLayout(words, TRICK))
     every = cost.plans(CLUSTER, 4, "ring")
     assert [each.step.step_s for each in every] == sorted(each.step.step_s for each in every)
     assert {(each.words.model, each.words.scheme) for each in every if each.words} == {
@@ -211,7 +213,7 @@ def test_of_auto_what_fits_comes_first_then_what_is_fast() -> None:
     # A convolution is split: one weird trick is not possible then.
     chosen = {"features.0": "filters"}
     words = ParallelConfig(0, 1, chosen, 4, "auto")
-    found = own_cost(ALEXNET, WORK, OwnLayout(words, chosen)).plans(CLUSTER, 4, "ring")
+    found = layout_cost(ALEXNET, WORK, RecipeLayout(words, chosen)).plans(CLUSTER, 4, "ring")
     assert {each.words.scheme for each in found if each.words} == {"none"}
 
 

@@ -22,7 +22,7 @@ from firecaffe.planner.memory import memory_bytes, on_device
 from firecaffe.planner.of_recipe import workload_of, workload_of_model
 from firecaffe.planner.price import Prices
 from firecaffe.planner.simulate import Network
-from firecaffe.planner.step_cost import ReadyBucket, buckets_of, overlap, slowest_of
+from firecaffe.planner.step_cost import ReadyBucket, buckets_of, overlap, slowest_over_mean
 from firecaffe.planner.update_price import shards_of, shards_s
 from firecaffe.planner.worker_part import memory_of
 from firecaffe.planner.workload import PROFILED_IMAGES, LayerWork, Workload, layers_of, vectors_of
@@ -149,10 +149,10 @@ def test_the_slowest_of_many(world_size: int) -> None:
     """Blom's formula against the mean of the largest of so many sums of normal numbers."""
     draws = np.random.default_rng(0).standard_normal((2000, world_size, 4))
     alone = draws[:, :, 0].max(axis=1).mean()
-    assert slowest_of(world_size, 0.1, 1) == pytest.approx(1 + 0.1 * alone, abs=0.005)
+    assert slowest_over_mean(world_size, 0.1, 1) == pytest.approx(1 + 0.1 * alone, abs=0.005)
     together = (1 + 0.1 * draws).mean(axis=2).max(axis=1).mean()
-    assert slowest_of(world_size, 0.1, 4) == pytest.approx(together, abs=0.005)
-    assert slowest_of(1, 0.1, 1) == 1.0
+    assert slowest_over_mean(world_size, 0.1, 4) == pytest.approx(together, abs=0.005)
+    assert slowest_over_mean(1, 0.1, 1) == 1.0
 
 
 def test_memory_is_counted_by_volume() -> None:

@@ -18,7 +18,7 @@ from firecaffe.cli.typed_recipe import parse_recipe, read_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.idle_words import COUNTS_WITH, idle_words
+from firecaffe.recipe.idle_words import EFFECTIVE_IF, idle_words
 from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.terms import AllOf, words_of
 from firecaffe.solvers.config import SolverConfig
@@ -44,7 +44,7 @@ def test_a_policy_s_words(policy: str) -> None:
     solver = SolverConfig(base_lr=0.1, lr_policy=policy, **words)
     for word, value in OF_POLICY.items():
         counts = rates(solver) != rates(replace(solver, **{word: value}))
-        assert counts == COUNTS_WITH[f"solver.{word}"].holds({"solver.lr_policy": policy}), word
+        assert counts == EFFECTIVE_IF[f"solver.{word}"].holds({"solver.lr_policy": policy}), word
 
 
 def trained(solver: SolverConfig) -> torch.Tensor:
@@ -62,13 +62,13 @@ def test_a_solver_s_words(solver: str) -> None:
     for word, value in OF_SOLVER.items():
         changed = replace(config, **{word: value})  # type: ignore[arg-type]
         counts = not torch.equal(trained(config), trained(changed))
-        assert counts == COUNTS_WITH[f"solver.{word}"].holds({"solver.type": solver}), word
+        assert counts == EFFECTIVE_IF[f"solver.{word}"].holds({"solver.type": solver}), word
 
 
 def test_every_row_speaks_of_words_that_are_there() -> None:
     words = flatten(Recipe())
-    for word, counts_with in COUNTS_WITH.items():
-        conditions = counts_with.conditions if isinstance(counts_with, AllOf) else (counts_with,)
+    for word, condition in EFFECTIVE_IF.items():
+        conditions = condition.conditions if isinstance(condition, AllOf) else (condition,)
         assert {word, *words_of(conditions)} <= set(words)
 
 

@@ -13,7 +13,7 @@ from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.fits import FITS
 from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.idle_words import COUNTS_WITH, with_effect
+from firecaffe.recipe.idle_words import EFFECTIVE_IF, with_effect
 from firecaffe.recipe.refusals import REFUSALS, num_combinations, refusals
 from firecaffe.recipe.terms import (
     DEFAULTS,
@@ -174,7 +174,7 @@ def in_effect(words: dict[str, Any]) -> dict[str, Any]:
     """The words, with a mode and others beside which all of them have an effect."""
     tried = dict(words)
     for word in words:
-        needed = COUNTS_WITH.get(word, AllOf(()))
+        needed = EFFECTIVE_IF.get(word, AllOf(()))
         for condition in needed.conditions if isinstance(needed, AllOf) else (needed,):
             first = condition.every[0]
             if first.word != "synchrony.mode" and not condition.holds({**DEFAULTS, **tried}):

@@ -17,7 +17,7 @@ import torch
 
 import firecaffe.runs.environment as environment
 from firecaffe.errors import RunError
-from firecaffe.files import written_together
+from firecaffe.files import replace_together
 from firecaffe.runs.environment import cpu_name, describe_environment
 from firecaffe.runs.run_folder import RunConfig, create_run_folder, read_run_file
 
@@ -68,7 +68,7 @@ def test_a_run_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def write(paths: list[Path], content: bytes) -> None:
-    with written_together(paths) as asides:
+    with replace_together(paths) as asides:
         for aside in asides:
             aside.write_bytes(content)
 

@@ -131,10 +131,10 @@ def test_a_trace_is_regular_and_bounded(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_long_trace_is_read_in_one_go(tmp_path: Path) -> None:
     """Each step looks at what is in it alone: all by all these would be 2.5 billion pairs."""
     works = [event("aten::mm", t, t + 0.5) for t in range(50_000)]
-    talks = [event("gloo:all_reduce", t + 0.25, t + 0.75) for t in range(50_000)]
+    comms = [event("gloo:all_reduce", t + 0.25, t + 0.75) for t in range(50_000)]
     steps = [event(f"ProfilerStep#{n}", n * 25_000, (n + 1) * 25_000, "mark") for n in range(2)]
     unseen = [{**event("aten::mm", 7, 9), "dur": -1}]
-    _, rows = read_trace(trace(tmp_path / "a.json", [*works, *talks, *steps, *unseen]))
+    _, rows = read_trace(trace(tmp_path / "a.json", [*works, *comms, *steps, *unseen]))
     for row in rows:
         assert row["compute_s"] == pytest.approx(12_500e-6)
         assert row["exposed_communication_s"] == pytest.approx(6_250e-6)

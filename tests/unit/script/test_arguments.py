@@ -24,7 +24,7 @@ from benchmarks.training.unusual.teachers import Teacher
 from firecaffe.cluster.groups import group_of_one
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.script.local import after_each_update
-from firecaffe.script.script_arguments import tell_of_own_state
+from firecaffe.script.script_arguments import warn_of_own_state
 from firecaffe.script.script_exchange import host_key, ranks_per_host
 
 # --- arguments ------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ assert IMAGES[0].numel() == PIXELS
 def told(network: nn.Module, inputs: torch.Tensor, averages: bool) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        tell_of_own_state(network, "parallelize", averages)
+        warn_of_own_state(network, "parallelize", averages)
         network.eval()(inputs)
         network.train()(inputs)
         network(inputs)
@@ -281,7 +281,7 @@ def test_state_that_forward_changes_is_told_once(
 
 def test_a_copy_looks_for_itself() -> None:
     network = Words(max_norm=0.1)
-    tell_of_own_state(network, "parallelize", averages=False)
+    warn_of_own_state(network, "parallelize", averages=False)
     with pytest.warns(UserWarning, match=r"table\.weight"):
         copy.deepcopy(network)(IMAGES)
     assert network._forward_hooks

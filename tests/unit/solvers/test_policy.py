@@ -16,7 +16,7 @@ from torch import nn, optim
 from firecaffe.errors import RecipeError
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.rate_policy import (
-    OVER_THE_TRAINING,
+    LENGTH_DEPENDENT,
     POLICIES,
     batch_scale,
     check_policy,
@@ -76,7 +76,7 @@ def test_rates(words: dict[str, Any], expected: dict[int, float]) -> None:
         assert learning_rate(solver, i, MAX_ITER) == pytest.approx(rate, rel=1e-9)
     last = max(expected)
     same = learning_rate(solver, last, MAX_ITER) == learning_rate(solver, last, 2 * MAX_ITER)
-    assert same == (words["lr_policy"] not in OVER_THE_TRAINING)
+    assert same == (words["lr_policy"] not in LENGTH_DEPENDENT)
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")

@@ -59,7 +59,7 @@ def test_every_step_is_in_one_round_of_each_fragment_or_synchronous(
     none_goes_on = fragments == 1 and not overlap_steps
     assert together == [*range(1, synchronous + 1), *(ends if none_goes_on else [steps])]
     stops = [synchronous, *(each.stop for each in found)]
-    assert rounds.longest_wait == max(after - one for one, after in pairwise(stops))
+    assert rounds.longest_gap == max(after - one for one, after in pairwise(stops))
 
 
 def test_fragments_take_turns() -> None:
@@ -67,8 +67,8 @@ def test_fragments_take_turns() -> None:
     taken = {done: [each.fragment for each in rounds.taken(done)] for done in range(20)}
     turns = {2: [0], 5: [1], 8: [2], 10: [0], 13: [1], 16: [2], 18: [0], 19: [0, 1, 2]}
     assert {done: each for done, each in taken.items() if each} == turns
-    assert (rounds.longest_wait, rounds.mean_cycle, rounds.averages(18)) == (3, 6, 6)
-    assert (Rounds(7).longest_wait, Rounds(7).taken(7)) == (0, [])
+    assert (rounds.longest_gap, rounds.mean_cycle, rounds.averages(18)) == (3, 6, 6)
+    assert (Rounds(7).longest_gap, Rounds(7).taken(7)) == (0, [])
 
 
 def test_the_quadratic_rule() -> None:

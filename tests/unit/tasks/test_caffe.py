@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from firecaffe.caffe.judge import no_means, read_judges
+from firecaffe.caffe.judge import non_mean_losses, read_judges
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.trained import Heads, TrainedNet
 from firecaffe.errors import RecipeError
@@ -298,7 +298,7 @@ def test_it_is_said_which_losses_are_no_means(
         "top:", f"loss_param {{ {words} }} top:"
     )
     path = net(text)
-    notes = no_means(read_judges(path)[0])
+    notes = non_mean_losses(read_judges(path)[0])
     assert len(notes) == (not is_mean)
     loss = task_of(TaskConfig(f"caffe:{path}"), None).loss
     targets = LABELS if type == "SoftmaxWithLoss" else 2.0 * (LABELS[:, None] > torch.arange(5))

@@ -12,7 +12,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.tasks import TASKS, task_of
 from firecaffe.tasks.known_tasks import check_task
 from firecaffe.tasks.metrics import METRICS, names_for
-from firecaffe.training.checks import check_learnable, check_metrics, check_prediction, check_shapes
+from firecaffe.training.checks import check_loss, check_metrics, check_prediction, check_shapes
 from tests.kit.models_refused import refused
 from tests.tracebacks import owners
 
@@ -93,7 +93,7 @@ def looked_at(config: TaskConfig, outputs: Any = OUTPUTS, targets: Any = LABEL) 
     recipe = Recipe(model=ModelConfig("mine"), task=config)
     task = made(config)
     check_prediction(task, outputs, recipe)
-    check_learnable(task, outputs, targets, recipe, is_own=False)
+    check_loss(task, outputs, targets, recipe, is_own=False)
     check_metrics(task, outputs, targets, recipe, is_own=False)
 
 

@@ -34,7 +34,7 @@ from firecaffe.runs.run_folder import (
 from firecaffe.training import start
 from firecaffe.training.beginning import Places, find_places
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.checks import check_scaled, preflight
+from firecaffe.training.checks import check_not_float16, preflight
 from firecaffe.training.forward import check_compiler
 from firecaffe.training.plugins import VARIABLE, Plugin, load_plugins
 from firecaffe.training.saver import Write
@@ -327,9 +327,9 @@ def test_what_a_killed_attempt_has_left_goes(tmp_path: Path) -> None:
 def test_gradients_too_short_for_a_loss_scale_are_named() -> None:
     """torch's scaler says no more than that it attempts to unscale FP16 gradients."""
     named = {"head.bias": nn.Parameter(torch.zeros(2, dtype=torch.float16))}
-    check_scaled(Recipe(train=TrainConfig(autocast="bfloat16")), named)
+    check_not_float16(Recipe(train=TrainConfig(autocast="bfloat16")), named)
     with pytest.raises(RecipeError, match=r"autocast float16 .*head\.bias is torch\.float16"):
-        check_scaled(Recipe(train=TrainConfig(autocast="float16")), named)
+        check_not_float16(Recipe(train=TrainConfig(autocast="float16")), named)
 
 
 class Together(nn.Linear):

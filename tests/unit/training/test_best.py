@@ -58,7 +58,7 @@ def test_it_counts_the_evaluations_without_a_better_one() -> None:
     assert (best.value, best.step, best.without, best.evaluated) == (0.6, 6, 0, 6)
     best.add(7, evaluation(0.1))
     best.add(8, evaluation(0.1))
-    assert [best.is_enough(after) for after in (0, 2, 3)] == [False, True, False]
+    assert [best.has_stalled(after) for after in (0, 2, 3)] == [False, True, False]
     again, other = Best(TOP1), Best(LOSS)
     again.load_state_dict(json.loads(json.dumps(best.state_dict())))
     assert again == best

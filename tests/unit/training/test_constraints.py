@@ -17,7 +17,7 @@ from firecaffe.solvers.config import BY_ELEMENT
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer, set_rate
 from firecaffe.training.constraints import Sharing, make_constraints
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.piece import AllHere
+from firecaffe.training.piece import LocalWholes
 
 
 def network() -> Any:
@@ -27,7 +27,7 @@ def network() -> Any:
 
 def constraints_of(net: nn.Module, **sections: Any) -> list[Any]:
     named = dict(net.named_parameters())
-    return make_constraints(Recipe(**sections), named, named, AllHere())
+    return make_constraints(Recipe(**sections), named, named, LocalWholes())
 
 
 class Trained:

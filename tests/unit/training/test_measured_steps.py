@@ -14,7 +14,7 @@ from firecaffe.exchange.leaves import equal_shares
 from firecaffe.recipe.worker_numbers import RankLayout
 from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.modes import every_step
-from firecaffe.training.modes.every_step import Balance
+from firecaffe.training.modes.every_step import ShareBalancer
 from firecaffe.training.outcome import EVERY, MOST_STEPS, NoiseMeter, StepResult, Timings
 from firecaffe.training.records import RunProgress
 from tests.kit.training_fixtures import Capture, Patch
@@ -90,11 +90,11 @@ def result(step: int, own_s: float, micro_batches: int, samples: int = FULL) -> 
     return StepResult(samples, 0.0, {}, timings)
 
 
-def two_ranks(monkeypatch: Patch, other_s: str) -> Balance:
+def two_ranks(monkeypatch: Patch, other_s: str) -> ShareBalancer:
     """Rank 0 of two; the other one always says the same."""
     monkeypatch.setattr(every_step, "gather_text", lambda _, own: [own, other_s])
     world, layout = World(0, 2, torch.device("cpu")), RankLayout(2, 1, True)
-    return Balance(world, layout, 8, FULL, 4, equal_shares(8, 2))
+    return ShareBalancer(world, layout, 8, FULL, 4, equal_shares(8, 2))
 
 
 def test_own_time_is_what_a_smaller_share_would_shorten() -> None:
@@ -146,7 +146,7 @@ def test_a_row_is_as_fast_as_its_slowest_rank(monkeypatch: Patch, name: str) -> 
     others = [json.dumps(seconds) for seconds in (1.0, 1.0, 2.0)]
     monkeypatch.setattr(every_step, "gather_text", lambda _, own: [own, *others])
     world = World(2, 4, torch.device("cpu"))
-    own = Balance(world, RankLayout(2, 2, shares_samples), 12, FULL, 4, first)
+    own = ShareBalancer(world, RankLayout(2, 2, shares_samples), 12, FULL, 4, first)
     own.add(result(1, 0.5 * len(first[0]), len(first[0])))
     said = own.decide(4)
     assert own.micro_batches_by_rank == counts

@@ -16,13 +16,13 @@ import firecaffe
 from firecaffe import SynchronyConfig, TensorDataset
 from firecaffe.errors import DivergedError
 from firecaffe.training.checkpoint import load_newest
-from firecaffe.training.divergence import LAST, PATIENCE, Rise, for_replicas, for_server
+from firecaffe.training.divergence import LAST, PATIENCE, LossRise, replica_advice, server_advice
 from tests.kit.training import data, fit_points, recipe_in
 
 
 def alarm(losses: Sequence[float]) -> int:
     """The step, from 1, at which it is told; 0 if it never is."""
-    rise = Rise()
+    rise = LossRise()
     for step, loss in enumerate(losses, 1):
         rise.add(loss)
         if rise.line:
@@ -56,12 +56,12 @@ def test_no_training_that_goes_well_is_ended(seed: int) -> None:
 
 
 def test_the_state_with_the_lowest_loss_is_told() -> None:
-    rise = Rise()
-    assert not rise.saves_lowest()
+    rise = LossRise()
+    assert not rise.record_save()
     told = []
     for loss in (2.0, 1.5, 1.6, 0.9, 5.0, 9.0):
         rise.add(loss)
-        told.append(rise.saves_lowest())
+        told.append(rise.record_save())
     assert told == [True, True, True, True, False, False]  # medians 2, 1.75, 1.6, 1.55, 1.6, 1.8
 
 
@@ -140,14 +140,14 @@ def test_a_training_that_diverges_ends(name: str, tmp_path: Path) -> None:
 
 def test_what_was_done_already_is_not_advised() -> None:
     done: dict[str, Any] = {"staleness_rate": "inverse", "server_momentum": "delayed_nesterov"}
-    said = for_server(dataclasses.replace(SERVED, **done, warm_steps=3), 16, 14.2, 0.9)
+    said = server_advice(dataclasses.replace(SERVED, **done, warm_steps=3), 16, 14.2, 0.9)
     assert "14.20" in said
     assert not any(word in said for word in (*done, "warm_steps"))
-    assert "late" not in for_server(SynchronyConfig("backup"), 4, 0.0, 0.9)
-    lockless = for_server(SynchronyConfig("asynchronous", lock="none"), 4, 3.0, 0.9)
+    assert "late" not in server_advice(SynchronyConfig("backup"), 4, 0.0, 0.9)
+    lockless = server_advice(SynchronyConfig("asynchronous", lock="none"), 4, 3.0, 0.9)
     assert not any(word in lockless for word in ("staleness_rate", "delayed"))  # which it refuses
     one = dataclasses.replace(REPLICAS, local_steps=1, outer="nesterov")
-    assert "synchrony.outer_lr" in for_replicas(one, 0.9)
+    assert "synchrony.outer_lr" in replica_advice(one, 0.9)
 
 
 def test_the_steps_that_all_make_together_are_not_watched(tmp_path: Path) -> None:

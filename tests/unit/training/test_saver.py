@@ -160,7 +160,7 @@ def test_what_is_held_in_parts_has_its_own_file(tmp_path: Path, monkeypatch: Pat
     saver.finish()
     memory.tensors["a"] = torch.ones(100_000)
     with monkeypatch.context() as full:
-        full.setattr(tensor_file, "new_aside", lambda _: Path("/dev/full"))
+        full.setattr(tensor_file, "create_empty", lambda _: Path("/dev/full"))
         saver.save(Checkpoint(2, {}, "p"), state)
     with pytest.raises(CheckpointError, match=r"step 2 not saved: .*No space left"):
         saver.finish()
@@ -247,7 +247,7 @@ def test_a_full_disk_takes_nothing_and_all_is_gone_through(monkeypatch: Patch) -
             yield name, each.new_zeros(100_000)
             taken.append(name)
 
-    monkeypatch.setattr(tensor_file, "new_aside", lambda path: path)
+    monkeypatch.setattr(tensor_file, "create_empty", lambda path: path)
     problem = write_tensors(Path("/dev/full"), LISTED, coming())
     assert problem is not None
     assert "No space left" in str(problem)

@@ -18,7 +18,7 @@ from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Leaves
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
-from firecaffe.training.divergence import Rise
+from firecaffe.training.divergence import LossRise
 from firecaffe.training.piece import extend_history
 from firecaffe.training.state import State
 from firecaffe.training.tensor_file import InMemory
@@ -114,7 +114,7 @@ def test_every_bit_comes_back(tmp_path: Path, solver: str, channels_last: bool) 
     scale = loaded.numbers["scaler"] = Scale()
     scale.state = {}
     loaded.load(load_newest(tmp_path)[0])
-    loaded.check_all_was_loaded()
+    loaded.check_all_loaded()
     assert bits(loaded.tensors_held_by_all()) == before
     assert (loaded.sha256(), loaded.compare_weights()) == digests
     assert scale.state == Scale().state
@@ -190,14 +190,14 @@ def test_a_checkpoint_of_earlier_versions_loads(tmp_path: Path) -> None:
     assert other_optimizer.state[other.scale]["count"] == 2
     assert (loaded.losses.history, scale.state) == ("h", {"scale": 2.0})
     with pytest.raises(CheckpointError, match="holds compressor,"):
-        loaded.check_all_was_loaded()  # nothing here keeps it
+        loaded.check_all_loaded()  # nothing here keeps it
     del loaded.numbers["scaler"]
     with pytest.raises(CheckpointError, match="holds compressor, scaler,"):
-        loaded.check_all_was_loaded()
+        loaded.check_all_loaded()
     loaded.numbers["scaler"] = scale
     later = Kept()
     loaded.add("compressor", later)
-    loaded.check_all_was_loaded()
+    loaded.check_all_loaded()
     assert bits(later.taken) == bits(memory)
 
 
@@ -257,10 +257,10 @@ def test_numbers_that_are_none(word: str, damage: dict[str, Any], said: str) -> 
     state = build(1, "sgd", False)[2]
     queue = LeafQueue(Leaves(0, 2, 2, 2, 4))
     state.numbers["best"] = Best(Measure("top1", True))
-    state.numbers["rise"] = Rise()
+    state.numbers["rise"] = LossRise()
     state.numbers["synchrony"] = Asynchronous(queue, 2, 0, 1)
     checkpoint = taken(state)
-    whole = Rise().state_dict() if word == "rise" else {}
+    whole = LossRise().state_dict() if word == "rise" else {}
     checkpoint.numbers[word] = {**whole, **damage}
     with pytest.raises(CheckpointError, match=f"checkpoint's {word} cannot be taken .*{said}"):
         state.load(checkpoint)

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from firecaffe import from_torch
 from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.data import Data, DataParts, current_key, divide
-from firecaffe.data.batches import Batches, BatchesAhead, eval_batches
+from firecaffe.data.batches import Batches, PrefetchedBatches, eval_batches
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import same_bits
 from firecaffe.data.own_data import check_own
@@ -42,10 +42,10 @@ from firecaffe.training.data_workers import data_workers
 from firecaffe.training.trial import (
     Trial,
     TrialScore,
+    command_lock,
     environment_of,
     run_trials,
     scores,
-    working_in,
 )
 from tests.kit.training import recipe_with
 from tests.kit.training_fixtures import Patch
@@ -101,7 +101,7 @@ def left(parent: Path) -> list[psutil.Process]:
 def run(trials: Sequence[Trial], parent: Path, at_once: int = 2) -> list[str]:
     """The names, as they ended."""
     ended: list[str] = []
-    with working_in(parent) as lock:
+    with command_lock(parent) as lock:
         run_trials(trials, at_once, 1, lock, lambda each: ended.append(each.name))
     return ended
 
@@ -170,17 +170,17 @@ def test_a_search_that_is_asked_to_stop_leaves_no_training(parent: Path, number:
 
 def test_two_searches_never_work_in_one_folder(parent: Path) -> None:
     """Nor one where another has left a training: it holds the lock as long as it lives."""
-    with working_in(parent) as lock:
-        with pytest.raises(RunError, match="another command works there"), working_in(parent):
+    with command_lock(parent) as lock:
+        with pytest.raises(RunError, match="another command works there"), command_lock(parent):
             pass
         begun = trial_module._start(trial(parent, "a", "waits"), 1, 0, lock)
     try:
-        with pytest.raises(RunError, match="or a training that one has left"), working_in(parent):
+        with pytest.raises(RunError, match="or a training that one has left"), command_lock(parent):
             pass
     finally:
         begun.kill()
         begun.wait()
-    with working_in(parent):
+    with command_lock(parent):
         pass
 
 
@@ -247,7 +247,7 @@ def _server() -> None:
 def batches_of(data: Data) -> Iterator[Any]:
     """Those of an epoch of training, and of an evaluation; by whom they were made is left out."""
     order = SampleOrder(4, len(data.train), 6, 2)
-    ahead = BatchesAhead(Batches(data.train, order, DataConfig()), range(3), 0, 2)
+    ahead = PrefetchedBatches(Batches(data.train, order, DataConfig()), range(3), 0, 2)
     for step in range(2):
         for leaf in range(3):
             yield ahead.train_batch(step, leaf)
@@ -292,7 +292,7 @@ def test_a_worker_that_raises_or_is_killed_is_one_line() -> None:
 
 
 def test_one_that_the_kernel_kills_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_workers_module, "kills_for_memory", count(4).__next__)
+    monkeypatch.setattr(data_workers_module, "oom_kill_count", count(4).__next__)
     data = of_workers(1, ends=7)
     with data_workers(data), pytest.raises(MemoryFullError, match=r"train.*memory"):
         list(batches_of(data))
@@ -335,7 +335,7 @@ def test_their_server_is_killed(own_server: Callable[[str], None]) -> None:
 def test_one_that_waits_for_ever_does_not_keep_the_training_from_ending() -> None:
     data = of_workers(1, waits=int(SampleOrder(4, 9, 6, 2).micro_batch(1, 0)[0]))
     batches = Batches(data.train, SampleOrder(4, 9, 6, 2), DataConfig())
-    ahead = BatchesAhead(batches, range(3), 0, 9)
+    ahead = PrefetchedBatches(batches, range(3), 0, 9)
     with data_workers(data):
         ahead.train_batch(0, 0)
     ahead.close()

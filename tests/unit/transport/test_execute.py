@@ -21,7 +21,7 @@ from firecaffe.exchange.schedule import Transfer, from_rounds, shards
 from firecaffe.measure.known_sum import interpret
 from firecaffe.transport.execute import (
     AHEAD,
-    PieceUnderWay,
+    ActivePiece,
     RankRound,
     execute,
     rounds_of_rank,
@@ -77,12 +77,12 @@ def check(
     schedules = [make(world_size, stop - start) for start, stop in parts]
     network = Network(world_size, choose, at_once)
 
-    def pieces_of(rank: int) -> Iterator[PieceUnderWay]:
+    def pieces_of(rank: int) -> Iterator[ActivePiece]:
         for tag, ((start, stop), schedule) in enumerate(zip(parts, schedules, strict=True)):
             rounds = rounds_of_rank(schedule, rank)
             scratch = torch.full((scratch_elements(rounds),), torch.nan)
             part = held[rank][start:stop]
-            yield PieceUnderWay(part, rounds, scratch, network.start(rank, tag), rank, at_once)
+            yield ActivePiece(part, rounds, scratch, network.start(rank, tag), rank, at_once)
 
     network.run([partial(execute, list(pieces_of(rank))) for rank in range(world_size)])
     for (start, stop), schedule in zip(parts, schedules, strict=True):
@@ -200,8 +200,8 @@ def test_fold_adds_as_the_tree_over_leaves(
         for part in (*([each] for each in early), rounds[len(early) :]):
             execute([piece(rank, part, scratch)])
 
-    def piece(rank: int, rounds: list[RankRound], scratch: Tensor) -> PieceUnderWay:
-        return PieceUnderWay(
+    def piece(rank: int, rounds: list[RankRound], scratch: Tensor) -> ActivePiece:
+        return ActivePiece(
             totals[rank], rounds, scratch, network.start(rank, 0), rank, at_once,
             inputs={number: sums[number].clone() for number in schedule.own_inputs(rank)},
             sum_inputs=lambda parts: sum_of_nodes(nodes, parts, num_leaves, Tensor.add_),

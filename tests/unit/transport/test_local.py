@@ -12,9 +12,9 @@ from firecaffe.errors import PeerLostError
 from firecaffe.transport.local_ranks import (
     NUMBER,
     TOKEN_BYTES,
+    admit,
     check_answer,
     hello,
-    let_in,
     listening,
     reach,
 )
@@ -48,7 +48,7 @@ def test_a_stranger_who_comes_first_is_sent_away(tmp_path: Path, says: str) -> N
             os.close(writing)
         with reach(str(tmp_path), WAIT_S) as rank:
             rank.send(hello(300, TOKENS[300]))
-            [(number, let)] = let_in(listener, expected(300), WAIT_S)
+            [(number, let)] = admit(listener, expected(300), WAIT_S)
             with let:
                 assert number == 300
                 let.send(b"for the rank alone")
@@ -73,7 +73,7 @@ def test_a_rank_is_let_in_once(tmp_path: Path) -> None:
         peers = [reach(str(tmp_path), WAIT_S) for _ in range(3)]
         for peer, number in zip(peers, (1, 1, 2), strict=True):
             peer.send(hello(number, TOKENS[number]))
-        came = dict(let_in(listener, expected(1, 2), WAIT_S))
+        came = dict(admit(listener, expected(1, 2), WAIT_S))
         assert sorted(came) == [1, 2]
         assert closed_by_other(peers[1]) == b""
         for each in [*came.values(), *peers]:
@@ -86,7 +86,7 @@ def test_who_waits_in_vain_says_for_whom(tmp_path: Path) -> None:
         reach(str(tmp_path), WAIT_S),
         pytest.raises(TimeoutError, match="local rank 1, 2 did not come in"),
     ):
-        list(let_in(listener, expected(1, 2), 0.01))
+        list(admit(listener, expected(1, 2), 0.01))
 
 
 def test_what_listens_has_to_be_the_rank(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class Carrier:
                 self._head.receive(line)
 
 
-def attend(line: Line, owner: Owner, shard: Shard, layout: OwnerLayout) -> None:
+def serve_learner(line: Line, owner: Owner, shard: Shard, layout: OwnerLayout) -> None:
     """Serve a learner's line, on an owner, until the learner ends it. Raises: PeerLostError."""
     head = OwnerHead(layout)
     while (received := head.receive(line))[0] != END:
@@ -200,7 +200,7 @@ Order = UpdateOrder | Give | End
 Moved = Callable[[], tuple[int, int]]
 
 
-class Teller:
+class OrderThread:
     def __init__(
         self, do: Callable[[Order], OwnerParts | None], failed: Callable[[BaseException], None]
     ) -> None:

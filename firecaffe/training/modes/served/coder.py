@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from firecaffe.errors import CheckpointError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.compressors.codec import ROW, RowCodec, TensorCodec
-from firecaffe.gradients.compressors.feedback import keep_rest
+from firecaffe.gradients.compressors.feedback import keep_residual
 from firecaffe.training.piece import Piece
 from firecaffe.training.tensor_file import Stored
 from firecaffe.transport.collect import HeldPart
@@ -39,7 +39,7 @@ class Coder:
         """Return the gradient that was sent, as `num_elements` elements in order."""
         return sent.view(-1)
 
-    def as_sent(self, learner: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def as_received(self, learner: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a learner's gradients by parameter, as the receiver decodes them."""
         return dict(gradients)
 
@@ -79,7 +79,7 @@ class Encoder(Coder):
             return self._codec.decode(sent.view(-1, self._codec.row_bytes))[:num_elements]
         return self._codec.decode(sent, num_elements)
 
-    def as_sent(self, learner: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def as_received(self, learner: int, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         sent = {}
         for name, payload in self.encode(learner, gradients).items():
             gradient = gradients[name]
@@ -119,7 +119,7 @@ class FeedbackEncoder(Encoder):
             x = flat + memory
             payloads[name] = self._payload(x, memory)
             now[name] = torch.empty_like(x)
-            keep_rest(now[name], x, self.decode(payloads[name], x.numel()))
+            keep_residual(now[name], x, self.decode(payloads[name], x.numel()))
             is_finite = is_finite and _is_finite(x)
         # A gradient that has overflowed makes no update.
         self._before[learner], self._memory[learner] = before, now if is_finite else before

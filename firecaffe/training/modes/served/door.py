@@ -7,18 +7,18 @@ from typing import Any
 
 from torch._C._distributed_c10d import Store
 
-from firecaffe.cluster.joining import COME_S, Comer, Door
+from firecaffe.cluster.joining import COME_S, JoinRequest, JoinServer
 from firecaffe.cluster.secret import own_secret
-from firecaffe.cluster.world import World, lasting_place, lasting_store, pulse_beside
+from firecaffe.cluster.world import World, launcher_place, launcher_store, run_pulse
 from firecaffe.errors import FirecaffeError, LaunchError
 from firecaffe.training.modes.served.messages import Messages
-from firecaffe.training.modes.served.real_clock import Arrivals, Came, ClockLearner, RemoteLearner
+from firecaffe.training.modes.served.real_clock import Arrivals, ClockLearner, Joined, RemoteLearner
 from firecaffe.transport.lane import Lane
 
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
-class Doorkeeper:
+class JoinListener:
     """Admits workers in a thread of its own, and makes their learners."""
 
     def __init__(
@@ -42,13 +42,13 @@ class Doorkeeper:
 
     def open(self, facts: dict[str, Any]) -> None:
         """Admit workers from now on, if there is a store where they can ask."""
-        store, world = lasting_store(), self._world
+        store, world = launcher_store(), self._world
         if store is None or world.watch is None:
             return
         one_host = world.local_world_size == world.world_size
-        door = Door(store, world.attempt, one_host=one_host)
+        door = JoinServer(store, world.attempt, one_host=one_host)
         door.open(facts)
-        self._say(_invitation(f"firecaffe train RECIPE --join {lasting_place()}"))
+        self._say(_invitation(f"firecaffe train RECIPE --join {launcher_place()}"))
         self._thread = threading.Thread(target=self._look, args=(door,), name="door", daemon=True)
         self._thread.start()
 
@@ -59,29 +59,29 @@ class Doorkeeper:
             self._thread.join(self._timeout_s)
         self._resources.close()
 
-    def _look(self, door: Door) -> None:
+    def _look(self, door: JoinServer) -> None:
         try:
-            while not self._is_over.wait(LOOK_S):
+            while not self._is_over.wait(POLL_S):
                 self._take(door)
             door.close()
         except RuntimeError as error:  # the store is gone, with the launcher
             self._say(f"no more workers can join: {str(error).splitlines()[0]}")
 
-    def _take(self, door: Door) -> None:
+    def _take(self, door: JoinServer) -> None:
         try:
             while not self._is_over.is_set() and (comer := door.next()) is not None:
-                self._let_in(door, comer)
+                self._admit(door, comer)
         except LaunchError as error:  # the next look continues with the next worker
             self._say(str(error))
 
-    def _let_in(self, door: Door, comer: Comer) -> None:
+    def _admit(self, door: JoinServer, comer: JoinRequest) -> None:
         watch = self._world.watch
         assert watch is not None
         rank = len(watch.hosts)
         try:
-            to_it = door.let_in(comer, rank, list(watch.hosts))
-            watch.welcome(comer.host, to_it)
-            self._resources.enter_context(pulse_beside([to_it], self._silent_s))
+            to_it = door.admit(comer, rank, list(watch.hosts))
+            watch.add_rank(comer.host, to_it)
+            self._resources.enter_context(run_pulse([to_it], self._silent_s))
             learners = self._learners_of(rank, door.store_of(comer))
         except (FirecaffeError, OSError) as error:
             self._say(f"a worker on {comer.host} asked to join and failed: {error}")
@@ -89,7 +89,7 @@ class Doorkeeper:
         self._say(f"rank {rank} on {comer.host} has joined")
         if doubt := comer.facts.get("doubt"):
             self._say(f"warning: rank {rank} {doubt}")
-        self._arrivals.put(Came(learners))
+        self._arrivals.put(Joined(learners))
 
     def _learners_of(self, rank: int, store: Store) -> list[ClockLearner]:
         learners: list[ClockLearner] = []

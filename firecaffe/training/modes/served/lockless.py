@@ -83,7 +83,7 @@ WEIGHT, MOMENTUM = "weight", "momentum"
 
 
 class SharedWeights(Holders):
-    are_others = True
+    hold_weights = True
 
     @classmethod
     def meet(

@@ -68,7 +68,7 @@ class Messages:
             "moved": torch.zeros(2 * is_elsewhere, dtype=torch.int64),
             "seconds": torch.zeros(2, dtype=torch.float64),
             "votes": torch.zeros(1, dtype=torch.uint8),
-            "counts": forward.no_counts(),
+            "counts": forward.zero_counts(),
         }
         self._brought = Parcel({**gradients, **tails, **facts})
         self._tails, self._is_elsewhere = list(tails), is_elsewhere

@@ -119,7 +119,7 @@ class Runs(OwnParameters):
         super().__init__({name: nn.Parameter(run) for name, run in runs.items()})
 
 
-class RunMemory(ServerMemory):
+class ShardMemory(ServerMemory):
     """A server's memory of runs. Versions are kept as the bytes that are sent."""
 
     def __init__(self, runs: Runs, squares: bool, shard: Shard, layout: Parcel) -> None:
@@ -147,8 +147,8 @@ class RunMemory(ServerMemory):
             del self.sent[version]
 
 
-class HeldRuns:
-    def __init__(self, runs: Runs, applier: Applier, memory: RunMemory) -> None:
+class ShardState:
+    def __init__(self, runs: Runs, applier: Applier, memory: ShardMemory) -> None:
         self.memory = memory
         self._pieces: dict[str, Piece] = {
             "parameter": Weights(runs.named_parameters),
@@ -224,7 +224,9 @@ def _first(path: str) -> str:
 class Owner:
     """The owner on one rank. One thread calls `take`; any thread calls the rest."""
 
-    def __init__(self, server: Server, held: HeldRuns, weight_of: Callable[[Leaf], float]) -> None:
+    def __init__(
+        self, server: Server, held: ShardState, weight_of: Callable[[Leaf], float]
+    ) -> None:
         self.held = held
         self._server, self._weight_of = server, weight_of
         self._changed = threading.Condition()
@@ -269,7 +271,7 @@ class Owner:
                 set_delay(self._server.applier.optimizer, order.delay)
                 _, norm = self._server.prepare(event.update, self._weight_of)
                 if not norm.isfinite():
-                    self._spoil()
+                    self._set_to_nan()
                 self._server.apply(
                     event.update, self._weight_of, order.step, order.rate, order.momentum
                 )
@@ -277,7 +279,7 @@ class Owner:
             self._server.take(event)
             self._changed.notify_all()
 
-    def _spoil(self) -> None:
+    def _set_to_nan(self) -> None:
         """Set all gradients to NaN: clipping by an infinite norm would make an update of zeros."""
         # All owners do this, and a learner that computes with these weights reports it.
         for parameter in self._server.named.values():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
-from firecaffe.cluster.agree import LOOK_S
+from firecaffe.cluster.agree import POLL_S
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.server_policies import Work
@@ -24,20 +24,20 @@ from firecaffe.training.modes.served.carrier import (
     Carrier,
     End,
     Give,
+    OrderThread,
     OwnerLayout,
     OwnerParts,
-    Teller,
-    attend,
     execute,
     listen,
     send_order,
+    serve_learner,
 )
 from firecaffe.training.modes.served.owner import (
-    HeldRuns,
     Owner,
-    RunMemory,
     Runs,
     Shard,
+    ShardMemory,
+    ShardState,
     cut,
     parameter_of,
     put_together,
@@ -53,7 +53,7 @@ from firecaffe.training.modes.served.work_gradient import (
     UpdateOrder,
     Workbench,
 )
-from firecaffe.training.piece import AllHere
+from firecaffe.training.piece import LocalWholes
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.training.updates.every_rank import Applier
 from firecaffe.training.updates.spread import UNUSED
@@ -76,7 +76,7 @@ class OwnersBench:
         self._carrier.end()
 
 
-class NumbersOfOwners:
+class OwnerExchange:
     """Exchanges numbers with other owners. All make the same updates in the same order."""
 
     def __init__(
@@ -140,7 +140,7 @@ class OwnerLines:
             for place, side in product(range(per_rank), ("up", "down"))
         }
 
-    def of_orders(self, other: int, send_tag: int, receive_tag: int) -> Line:
+    def order_line(self, other: int, send_tag: int, receive_tag: int) -> Line:
         return self._orders.line(other, send_tag, receive_tag)
 
     def to_owner(self, owner: int, place: int) -> Line:
@@ -159,7 +159,7 @@ class OwnerLines:
 
 
 class Owners(Holders):
-    are_others = True
+    hold_weights = True
 
     @classmethod
     def meet(cls, whole: KeptTraining) -> Self:
@@ -178,7 +178,7 @@ class Owners(Holders):
         )
 
     def __init__(self, lines: OwnerLines, whole: KeptTraining) -> None:
-        self._between, self._whole = lines, whole
+        self._owner_lines, self._whole = lines, whole
         recipe = whole.run.recipe
         per_rank = recipe.synchrony.in_flight
         parcel = Parcel(whole.named)
@@ -189,16 +189,16 @@ class Owners(Holders):
         self._errors: list[BaseException] = []
         self._threads: list[threading.Thread] = []
         self._lines: list[Line] = []
-        self._tellers: dict[int, Teller] = {}
+        self._order_threads: dict[int, OrderThread] = {}
         self._has_changed = False
         self._moved_by_rank: dict[int, tuple[int, int]] = {}
         self._owner: Owner | None = None
         if shards[lines.rank].nbytes:
             self._owner = self._own()
-            self._attend(self._owner, per_rank)
+            self._serve_learners(self._owner, per_rank)
         if lines.rank == 0:
             self._take_buffers()
-            self._tellers = {rank: self._teller(rank) for rank in self._ranks}
+            self._order_threads = {rank: self._order_thread(rank) for rank in self._ranks}
 
     @property
     def _ranks(self) -> list[int]:
@@ -206,7 +206,7 @@ class Owners(Holders):
 
     @property
     def _other_owners(self) -> list[int]:
-        return [rank for rank in self._ranks if rank != self._between.rank]
+        return [rank for rank in self._ranks if rank != self._owner_lines.rank]
 
     @property
     def moved(self) -> dict[int, tuple[int, int]]:
@@ -216,20 +216,20 @@ class Owners(Holders):
         return OwnersBench(bench, self._carrier(place))
 
     def _carrier(self, place: int) -> Carrier:
-        lines = {rank: self._between.to_owner(rank, place) for rank in self._other_owners}
-        return Carrier(self._layout, self._between.rank, self._owner, lines)
+        lines = {rank: self._owner_lines.to_owner(rank, place) for rank in self._other_owners}
+        return Carrier(self._layout, self._owner_lines.rank, self._owner, lines)
 
     def tell(self, order: UpdateOrder) -> None:
         self._has_changed = True
-        for teller in self._tellers.values():
+        for teller in self._order_threads.values():
             teller.tell(order)
 
     def gather(self, look: Callable[[], None]) -> None:
         if not self._has_changed:
             return
-        for teller in self._tellers.values():
+        for teller in self._order_threads.values():
             teller.tell(Give())
-        parts = [_answer(teller, look) for teller in self._tellers.values()]
+        parts = [_answer(teller, look) for teller in self._order_threads.values()]
         self._moved_by_rank = {
             rank: part.moved for rank, part in zip(self._ranks, parts, strict=True)
         }
@@ -250,11 +250,11 @@ class Owners(Holders):
         self._has_changed = False
 
     def end(self) -> None:
-        for teller in self._tellers.values():
+        for teller in self._order_threads.values():
             teller.tell(End())
 
     def join(self, timeout_s: float) -> bool:
-        threads = [*self._threads, *(teller.thread for teller in self._tellers.values())]
+        threads = [*self._threads, *(teller.thread for teller in self._order_threads.values())]
         end_s = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, end_s - time.monotonic()))
@@ -267,28 +267,28 @@ class Owners(Holders):
     def cut(self) -> None:
         if self._owner is not None:
             self._owner.cut()
-        for teller in self._tellers.values():
+        for teller in self._order_threads.values():
             teller.cut()
-        self._between.cut()
+        self._owner_lines.cut()
 
     def _own(self) -> Owner:
         whole, layout = self._whole, self._layout
-        shard = layout.shards[self._between.rank]
+        shard = layout.shards[self._owner_lines.rank]
         runs = Runs(whole.named, shard)
         server, recipe = whole.server, whole.run.recipe
         delayed = recipe.synchrony.delayed_updates(len(server.learners))
         optimizer = make_optimizer(whole.named, recipe.solver, delayed, runs.named)
         ema = average_of(recipe.train, runs.named)
-        memory = RunMemory(runs, bool(whole.memory.mean_square), shard, layout.parcel)
-        constraints = make_constraints(recipe, whole.named, runs.named, AllHere())
+        memory = ShardMemory(runs, bool(whole.memory.mean_square), shard, layout.parcel)
+        constraints = make_constraints(recipe, whole.named, runs.named, LocalWholes())
         applier = Applier(optimizer, server.applier.scale.apart(optimizer), constraints, ema)
-        held = HeldRuns(runs, applier, memory)
+        held = ShardState(runs, applier, memory)
         held.take(whole.state.pieces, whole.state.numbers["scalars"].state_dict(), shard)
         none = BufferChanges(nn.Module())
         there = set(server.learners)
         others = {rank: layout.shards[rank] for rank in self._other_owners}
-        lines = {rank: self._between.of_orders(rank, NUMBERS, NUMBERS) for rank in others}
-        numbers = NumbersOfOwners(whole.named, shard, others, lines)
+        lines = {rank: self._owner_lines.order_line(rank, NUMBERS, NUMBERS) for rank in others}
+        numbers = OwnerExchange(whole.named, shard, others, lines)
         rule = late_rule(server.words.compensate, memory, whole.named, numbers.of_all)
         local_server = Server(
             named=runs.named,
@@ -304,25 +304,25 @@ class Owners(Holders):
         local_server.load_state_dict(server.state_dict())
         return Owner(local_server, held, partial(weight_of, whole.run.order))
 
-    def _attend(self, owner: Owner, per_rank: int) -> None:
-        shard = self._layout.shards[self._between.rank]
-        for rank in self._between.others:
+    def _serve_learners(self, owner: Owner, per_rank: int) -> None:
+        shard = self._layout.shards[self._owner_lines.rank]
+        for rank in self._owner_lines.others:
             for place in range(per_rank):
-                line = self._between.to_learner(rank, place)
+                line = self._owner_lines.to_learner(rank, place)
                 self._lines.append(line)
-                self._start(attend, line, owner, shard, self._layout)
-        if self._between.rank:
-            line = self._between.of_orders(0, ANSWER, TELL)
+                self._start(serve_learner, line, owner, shard, self._layout)
+        if self._owner_lines.rank:
+            line = self._owner_lines.order_line(0, ANSWER, TELL)
             self._start(listen, line, owner, self._moved)
 
-    def _teller(self, rank: int) -> Teller:
+    def _order_thread(self, rank: int) -> OrderThread:
         owner = self._owner
         if rank:
-            do = partial(send_order, self._between.of_orders(rank, TELL, ANSWER))
+            do = partial(send_order, self._owner_lines.order_line(rank, TELL, ANSWER))
         else:
             assert owner is not None
             do = partial(execute, owner, self._moved)
-        return Teller(do, self._errors.append)
+        return OrderThread(do, self._errors.append)
 
     def _moved(self) -> tuple[int, int]:
         sent = sum(line.sent_bytes for line in self._lines)
@@ -349,8 +349,8 @@ class Owners(Holders):
         thread.start()
 
 
-def _answer(teller: Teller, look: Callable[[], None]) -> OwnerParts:
+def _answer(teller: OrderThread, look: Callable[[], None]) -> OwnerParts:
     while True:
         with suppress(Empty):
-            return teller.answers.get(timeout=LOOK_S)
+            return teller.answers.get(timeout=POLL_S)
         look()

@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
-from firecaffe.cluster.agree import LOOK_S
-from firecaffe.cluster.lost_ranks import LossTeller
+from firecaffe.cluster.agree import POLL_S
+from firecaffe.cluster.lost_ranks import LossReporter
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.data.batches import TrainBatches
 from firecaffe.errors import (
@@ -35,12 +35,12 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.mode import Loop, TrainingRanks
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.door import Doorkeeper
+from firecaffe.training.modes.served.door import JoinListener
 from firecaffe.training.modes.served.messages import END, Messages
 from firecaffe.training.modes.served.real_clock import (
     ClockLearner,
     LostRank,
-    OnLoss,
+    OnRankLost,
     OwnLearner,
     RealClock,
     RemoteLearner,
@@ -80,7 +80,7 @@ def work(
         while len(texts) < len(lanes):
             look()
             try:
-                place, outcome = said.get(timeout=LOOK_S)
+                place, outcome = said.get(timeout=POLL_S)
             except Empty:
                 continue
             if isinstance(outcome, BaseException):
@@ -137,7 +137,7 @@ class RealRanks(TrainingRanks):
         self._coder = coder
         self._timeout_s, self._silent_s = exchange.timeout_s, exchange.silent_s
         self._facts, self._store, self._meet = facts, store, meet
-        self._door: Doorkeeper | None = None
+        self._door: JoinListener | None = None
         self._holders = Holders()
         self.turn = threading.Lock()
         """The lock that a learner or an evaluation holds while it computes on rank 0."""
@@ -154,10 +154,10 @@ class RealRanks(TrainingRanks):
         if not self._world.is_first:
             return self.work(asks_to_stop)
         with self.serving(loop.say):
-            loop.go_on_alone(self.alone())
+            loop.continue_alone(self.alone())
             loop.run()
             result = loop.end()
-            self.end(result.as_message())
+            self.end(result.to_message())
         return result
 
     @property
@@ -199,8 +199,8 @@ class RealRanks(TrainingRanks):
         if lanes[0].last:
             bench.load(lanes[0].last)
         if "error" in report:
-            _raise(report["error"], goes_along=not asks_to_stop())
-        result = Result.of_message(report["result"])
+            _raise(report["error"], is_secondary=not asks_to_stop())
+        result = Result.from_message(report["result"])
         result.hold(self._forward.model)
         return result
 
@@ -214,7 +214,7 @@ class RealRanks(TrainingRanks):
         arrivals, size = self._clock.arrivals, self._world.world_size
         learners: list[ClockLearner] = []
         try:
-            with self._holding(), self._ended(learners), self._told_errors():
+            with self._holding(), self._ended(learners), self._sending_errors():
                 for number in range(size * self._per_rank):
                     place, rank = divmod(number, size)
                     if rank == 0:
@@ -226,8 +226,8 @@ class RealRanks(TrainingRanks):
                     else:
                         messages = self._messages(rank, place)
                         learners.append(RemoteLearner(number, rank, arrivals, messages))
-                with self._tolerating(say) as on_loss, self._keeping_door(len(learners), say):
-                    self._clock.start(learners, self._look, on_loss)
+                with self._tolerating(say) as on_rank_lost, self._admitting(len(learners), say):
+                    self._clock.start(learners, self._look, on_rank_lost)
                     if self._door is not None:
                         self._door.open(dict(self._facts))
                     yield
@@ -246,25 +246,25 @@ class RealRanks(TrainingRanks):
     def _end(self, report: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
         if self._door is not None:
             self._door.close()
-        self._take_rest(report)
+        self._drain_arrivals(report)
         for learner in self._clock.learners.values():
             learner.end(json.dumps(report), weights)
         for learner in self._clock.learners.values():
-            while not learner.join(LOOK_S):
+            while not learner.join(POLL_S):
                 self._look()
                 if self._world.watch is not None and learner.rank in self._world.watch.losses:
                     learner.cut()
-        self._take_rest(report)
+        self._drain_arrivals(report)
         self._holders.end()
         self._join_holders()
 
-    def _take_rest(self, report: dict[str, Any]) -> None:
-        error = self._clock.take_rest()
+    def _drain_arrivals(self, report: dict[str, Any]) -> None:
+        error = self._clock.drain_arrivals()
         if error is not None and "error" not in report:
             raise error
 
     @contextmanager
-    def _told_errors(self) -> Iterator[None]:
+    def _sending_errors(self) -> Iterator[None]:
         try:
             yield
         except TOGETHER as error:
@@ -283,32 +283,32 @@ class RealRanks(TrainingRanks):
             self._holders.join(CUT_S)
 
     def _join_holders(self) -> None:
-        while not self._holders.join(LOOK_S):
+        while not self._holders.join(POLL_S):
             self._look()
 
     @contextmanager
-    def _tolerating(self, say: Callable[[str], None]) -> Iterator[OnLoss]:
+    def _tolerating(self, say: Callable[[str], None]) -> Iterator[OnRankLost]:
         if self._clock.needs_all:
             yield lambda *_: None
             return
         if self._world.watch is not None:
             lost = self._clock.arrivals.put
             self._world.watch.tolerate(lambda fault: lost(LostRank(fault.rank, fault.event)))
-        teller = LossTeller(self._world.store, self._world.attempt)
+        teller = LossReporter(self._world.store, self._world.attempt)
 
-        def on_loss(rank: int, why: str) -> None:
+        def on_rank_lost(rank: int, why: str) -> None:
             say(f"rank {rank} is lost, and its micro-batches go to others: {why}")
             teller.tell(self._fault_of(rank, why))
 
         with closing(teller):
-            yield on_loss
+            yield on_rank_lost
 
     @contextmanager
-    def _keeping_door(self, count: int, say: Callable[[str], None]) -> Iterator[None]:
-        if self._holders.are_others:
+    def _admitting(self, count: int, say: Callable[[str], None]) -> Iterator[None]:
+        if self._holders.hold_weights:
             yield
             return
-        self._door = Doorkeeper(
+        self._door = JoinListener(
             self._world,
             self._messages_over,
             self._per_rank,
@@ -345,7 +345,7 @@ class RealRanks(TrainingRanks):
         return self._messages_over(lane)
 
     def _messages_over(self, lane: Lane) -> Messages:
-        return Messages(lane, self._forward, self._named, self._coder, self._holders.are_others)
+        return Messages(lane, self._forward, self._named, self._coder, self._holders.hold_weights)
 
     def _look(self) -> None:
         if self._world.watch is not None:
@@ -353,10 +353,10 @@ class RealRanks(TrainingRanks):
         self._holders.check()
 
 
-def _raise(error: tuple[str, str, int], goes_along: bool) -> NoReturn:
+def _raise(error: tuple[str, str, int], is_secondary: bool) -> NoReturn:
     name, message, step = error
     raised = next(kind for kind in TOGETHER if kind.__name__ == name)(message)
-    raised.goes_along = goes_along
+    raised.is_secondary = is_secondary
     if isinstance(raised, NotFiniteError | DivergedError):
         raised.step = step
     raise raised

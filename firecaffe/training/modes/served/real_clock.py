@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from firecaffe.cluster.agree import LOOK_S
+from firecaffe.cluster.agree import POLL_S
 from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push, expect_same
 from firecaffe.synchrony.server_policies import Policy, Work
@@ -34,7 +34,7 @@ class Arrival:
 
 
 @dataclass(frozen=True)
-class Gone:
+class LostLearner:
     learner: "ClockLearner"
     why: str
 
@@ -46,7 +46,7 @@ class LostRank:
 
 
 @dataclass(frozen=True)
-class Came:
+class Joined:
     learners: "list[ClockLearner]"
 
 
@@ -55,7 +55,7 @@ class Failed:
     error: BaseException
 
 
-Arrivals = SimpleQueue[Arrival | Gone | LostRank | Came | Failed]
+Arrivals = SimpleQueue[Arrival | LostLearner | LostRank | Joined | Failed]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _End:
 
 
 @dataclass
-class LearnerSpent:
+class LearnerCosts:
     pulled_bytes: int = 0
     pushed_bytes: int = 0
     busy_s: float = 0.0
@@ -84,7 +84,7 @@ class ClockLearner(ABC):
 
     def __init__(self, number: int, rank: int, arrivals: Arrivals) -> None:
         self.number, self.rank = number, rank
-        self.spent = LearnerSpent()
+        self.spent = LearnerCosts()
         self._arrivals, self._is_dropped = arrivals, False
         self._orders: SimpleQueue[Begin | _End] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"learner-{number}", daemon=True)
@@ -118,7 +118,7 @@ class ClockLearner(ABC):
                 self._arrivals.put(Arrival(self, order.work, brought))
             self._tell_end(order.text, order.weights)
         except PeerLostError as error:
-            self._arrivals.put(Gone(self, str(error)))
+            self._arrivals.put(LostLearner(self, str(error)))
         except BaseException as error:
             self._arrivals.put(Failed(error))
 
@@ -142,7 +142,7 @@ class OwnLearner(ClockLearner):
         gradient = brought.gradient
         if brought.is_finite is not None:  # the gradient went to its owners
             return brought
-        sent = Gradient(self._coder.as_sent(self.number, gradient.tensors), gradient.tail)
+        sent = Gradient(self._coder.as_received(self.number, gradient.tensors), gradient.tail)
         return replace(brought, gradient=sent)
 
     def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
@@ -179,7 +179,7 @@ class RemoteLearner(ClockLearner):
         super().cut()
 
 
-OnLoss = Callable[[int, str], object]
+OnRankLost = Callable[[int, str], object]
 
 
 class RealClock:
@@ -206,19 +206,19 @@ class RealClock:
         self._started_s = 0.0
         self._brought: Contribution | None = None
         self._look: Callable[[], None] = lambda: None
-        self._on_loss: OnLoss = lambda *_: None
+        self._on_rank_lost: OnRankLost = lambda *_: None
 
     def start(
         self,
         learners: Sequence[ClockLearner],
         look: Callable[[], None] = lambda: None,
-        on_loss: OnLoss = lambda *_: None,
+        on_rank_lost: OnRankLost = lambda *_: None,
     ) -> None:
         """Start the clock. A new training begins with the learners that the policy knows.
 
-        `look` is called while waiting, and may raise. `on_loss` is called for each lost rank.
+        `look` is called while waiting, and may raise. `on_rank_lost` is called for each lost rank.
         """
-        self._look, self._on_loss = look, on_loss
+        self._look, self._on_rank_lost = look, on_rank_lost
         self._started_s = time.monotonic() - self.time_s
         if self._is_resumed:
             self._due.extend(sorted(self.policy.learners))
@@ -231,7 +231,7 @@ class RealClock:
         """Return the next event. Raises: an own learner's error, and what `look` raises."""
         while True:
             if self._due:
-                return self._come_or_go(self._due.popleft())
+                return self._join_or_lose(self._due.popleft())
             for number in self._asking:
                 work = self.policy.begin(number)
                 if work is not None:
@@ -282,17 +282,17 @@ class RealClock:
             "pushed_bytes_by_learner": dict(pushed),
             "server_bytes_by_rank": {str(rank): list(numbers) for rank, numbers in moved.items()},
             "idle_by_rank": {
-                rank: 1 - busy / self._was_there_s(int(rank)) for rank, busy in busy_s.items()
+                rank: 1 - busy / self._present_s(int(rank)) for rank, busy in busy_s.items()
             },
             "lost_ranks": {str(rank): why for rank, why in self._lost_ranks.items()},
         }
 
-    def _was_there_s(self, rank: int) -> float:
+    def _present_s(self, rank: int) -> float:
         numbers = [learner.number for learner in self.everybody if learner.rank == rank]
         left_s = max(self._left_s.get(number, self.time_s) for number in numbers)
         return max(left_s - min(self._came_s[number] for number in numbers), 1e-9)
 
-    def take_rest(self) -> BaseException | None:
+    def drain_arrivals(self) -> BaseException | None:
         """Process losses and joins after the last event. Return this process's first error."""
         error: BaseException | None = None
         comers = [due for due in self._due if isinstance(due, ClockLearner)]
@@ -300,8 +300,8 @@ class RealClock:
             arrived = self.arrivals.get()
             if isinstance(arrived, Failed):
                 error = error or arrived.error
-            self._take_loss(arrived)
-            comers += arrived.learners if isinstance(arrived, Came) else []
+            self._handle_lost(arrived)
+            comers += arrived.learners if isinstance(arrived, Joined) else []
         self._due.clear()
         for comer in comers:
             self._welcome(comer)
@@ -309,14 +309,14 @@ class RealClock:
 
     def _arrived(self) -> Event | None:
         try:
-            arrived = self.arrivals.get(timeout=LOOK_S)
+            arrived = self.arrivals.get(timeout=POLL_S)
         except Empty:
             self._look()
             return None
         match arrived:
             case Failed():
                 raise arrived.error
-            case Came():
+            case Joined():
                 self._due.extend(arrived.learners)
             case Arrival() if self.learners.get(arrived.work.learner) is arrived.learner:
                 counts = self.policy.contribute(arrived.work)
@@ -324,14 +324,14 @@ class RealClock:
                 self._asking.append(arrived.work.learner)
                 self._brought = arrived.brought
                 return Push(self._now(), arrived.work, counts, self.policy.commit())
-        self._take_loss(arrived)
+        self._handle_lost(arrived)
         return None
 
-    def _take_loss(self, arrived: object) -> None:
+    def _handle_lost(self, arrived: object) -> None:
         match arrived:
-            case Gone() if self.needs_all:
+            case LostLearner() if self.needs_all:
                 raise PeerLostError(arrived.why)
-            case Gone():
+            case LostLearner():
                 self._lose(arrived.learner, arrived.why)
             case LostRank():
                 for learner in [*self.learners.values()]:
@@ -347,9 +347,9 @@ class RealClock:
         self._due.append(learner.number)
         if learner.rank not in self._lost_ranks:
             self._lost_ranks[learner.rank] = why
-            self._on_loss(learner.rank, why)
+            self._on_rank_lost(learner.rank, why)
 
-    def _come_or_go(self, who: ClockLearner | int) -> Event:
+    def _join_or_lose(self, who: ClockLearner | int) -> Event:
         if isinstance(who, int):
             self.policy.lose(who)
             if who in self._asking:

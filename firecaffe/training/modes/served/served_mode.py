@@ -19,7 +19,7 @@ from firecaffe.synchrony.clock import SimulatedClock, seconds_of
 from firecaffe.synchrony.config import FIRST, NO_LOCK, SHARDED, SynchronyConfig
 from firecaffe.synchrony.server_policies import Leaves, make_policy
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.divergence import Rise
+from firecaffe.training.divergence import LossRise
 from firecaffe.training.modes.mode import Linked, ModeParts, Steps
 from firecaffe.training.modes.served.coder import make_coder
 from firecaffe.training.modes.served.lockless import Rule, SharedWeights
@@ -35,16 +35,16 @@ from firecaffe.training.modes.served.server_steps import (
     weight_of,
 )
 from firecaffe.training.modes.served.work_gradient import (
-    Computed,
     Holders,
     KeptTraining,
+    LazyContributions,
     loss_scale,
 )
 from firecaffe.training.piece import Numbers, NumbersOfParts, Piece
 from firecaffe.training.updates.every_rank import Applier, EveryRank
 
 
-class AtFirst:
+class OnFirstRank:
     """Keeps the weights on rank 0's server, which sends and updates them. Others extend it."""
 
     needs_all = False
@@ -80,7 +80,7 @@ class AtFirst:
         return Holders()
 
 
-class InShards(AtFirst):
+class InShards(OnFirstRank):
     """Keeps a shard of the weights on each rank; rank 0 decides, and has the buffers."""
 
     needs_all = True
@@ -132,14 +132,14 @@ class Lockless(InShards):
         return SharedWeights.meet(whole.world, whole.named, whole.optimizer, rule, timeout_s)
 
 
-KEEPERS: Mapping[str, Callable[[], AtFirst]] = {
-    FIRST: AtFirst,
+KEEPERS: Mapping[str, Callable[[], OnFirstRank]] = {
+    FIRST: OnFirstRank,
     SHARDED: InShards,
     NO_LOCK: Lockless,
 }
 
 
-def keeper_of(words: SynchronyConfig, world_size: int) -> AtFirst:
+def keeper_of(words: SynchronyConfig, world_size: int) -> OnFirstRank:
     """Return the keeper that a recipe asks for. A single worker keeps all weights."""
     name = words.keeper
     return KEEPERS[FIRST if name == SHARDED and world_size == 1 else name]()
@@ -149,7 +149,7 @@ class Served(ModeParts, NumbersOfParts):
     """A mode with a server. Its numbers are JSON, and the server's memory is a piece."""
 
     updates_by_batch = False
-    rise: Rise
+    rise: LossRise
 
     def __init__(self, run: Run, update: EveryRank, learners: int, world_size: int) -> None:
         """Begin with `learners` learners. `update` makes the warm steps.
@@ -164,7 +164,7 @@ class Served(ModeParts, NumbersOfParts):
                 f"synchrony.warm_steps is {synchrony.warm_steps}, the training has {run.steps} "
                 "steps; it must be less"
             )
-        self.rise = Rise()
+        self.rise = LossRise()
         self.leaves = leaves_of(run.order, synchrony.warm_steps, run.steps)
         self.keeper = keeper_of(synchrony, world_size)
         forward, named = self.holding.forward, self.holding.named
@@ -194,10 +194,10 @@ class Served(ModeParts, NumbersOfParts):
     def _parts(self) -> dict[str, Numbers]:
         return {"server": self.server, "clock": self.clock, "progress": self.progress}
 
-    def last_ahead(self, run: Run) -> int:
+    def prefetch_end(self, run: Run) -> int:
         return self.leaves.first_step
 
-    def exchange_words(self, run: Run, by_ranks: str) -> str:
+    def describe_exchange(self, run: Run, by_ranks: str) -> str:
         warm = f"; in warm steps {by_ranks}" if self.leaves.first_step else ""
         return f"with a server, {run.recipe.synchrony.mode}{warm}"
 
@@ -215,7 +215,7 @@ class Served(ModeParts, NumbersOfParts):
             served = stepper(source=self.clock, contributions=self.real, tell=ranks.tell)
             return Steps(served, linked.ahead, ranks)
         # All gradients are computed here.
-        computed = Computed(self.server, self.holding.forward, linked.batches, self.coder)
+        computed = LazyContributions(self.server, self.holding.forward, linked.batches, self.coder)
         if linked.source is None:
             return Steps(stepper(source=self.clock, contributions=computed), linked.ahead)
         linked.source.add_follower(self.clock.follow)
@@ -271,7 +271,7 @@ class Served(ModeParts, NumbersOfParts):
     def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
         return self.keeper.open(self.clock, folder, checkpoint)
 
-    def last_words(self) -> list[str]:
+    def closing_lines(self) -> list[str]:
         return [self.clock.tally.line]
 
     def close(self) -> None:

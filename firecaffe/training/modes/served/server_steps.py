@@ -23,13 +23,13 @@ from firecaffe.synchrony.events import Event, Lose, Push, Tally
 from firecaffe.synchrony.log import EVENTS, Lines, head
 from firecaffe.synchrony.server_policies import Leaf, Leaves, Update
 from firecaffe.training.checkpoint import Checkpoint
-from firecaffe.training.divergence import for_server
+from firecaffe.training.divergence import server_advice
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.served.coder import Coder, are_finite
 from firecaffe.training.modes.served.server import Server
 from firecaffe.training.modes.served.work_gradient import Contribution, Contributions, UpdateOrder
-from firecaffe.training.outcome import Outcome, Timings, Votes, ballot
+from firecaffe.training.outcome import Outcome, Timings, Votes, pack_votes
 from firecaffe.training.piece import Numbers, NumbersOfParts
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.spread import Found
@@ -167,7 +167,7 @@ class ServedStepper:
     def advice(self) -> str:
         late = sum(self._staleness) / max(1, len(self._staleness))
         momentum = float(self.server.applier.optimizer.param_groups[0].get("momentum", 0.0))
-        return for_server(self.server.words, len(self.server.learners), late, momentum)
+        return server_advice(self.server.words, len(self.server.learners), late, momentum)
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
         """Train step `step`, counted from 0. Raises: NotFiniteError, before the update."""
@@ -179,7 +179,7 @@ class ServedStepper:
         queue, momentum = self.update.queue, self.warm.momentum(step)
         forward = self.holding.forward
         start = queue.mark()
-        window = _Window(forward.no_counts(), len(self.server.named))
+        window = _Window(forward.zero_counts(), len(self.server.named))
         until = self.plan.before(step + 1)
         while self.progress.done < until:
             event, overflows = self.source.next(), False
@@ -202,7 +202,7 @@ class ServedStepper:
                 self.coder.forget(event.learner)
             self.tell(UpdateOrder(event, step, learning_rate, momentum, delay, overflows))
         end = queue.mark()
-        votes = ballot(vote(), forward.device)
+        votes = pack_votes(vote(), forward.device)
         checked = Found(
             sums=torch.cat([window.loss, window.counts, votes]),
             is_finite=window.gradients_are_finite,

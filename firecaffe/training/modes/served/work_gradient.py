@@ -1,7 +1,8 @@
 """Computes the gradient of a work, at the weights that its learner had pulled.
 
-A simulated clock and a replay compute a gradient when its event happens, at the weights and buffers
-of the version that the learner had pulled (`Computed`). A dropped gradient is not computed.
+A simulated clock and a replay compute a gradient when its event happens (`LazyContributions`), at
+the weights and buffers of the version that the learner had pulled. A dropped gradient is not
+computed.
 
 Under the real clock, learners compute on benches. Rank 0, which decides, has all weights, or other
 holders have them.
@@ -136,7 +137,7 @@ class Workbench:
 
 
 @dataclass(frozen=True)
-class Computed:
+class LazyContributions:
     server: Server
     forward: Forward
     batches: TrainBatches
@@ -148,7 +149,7 @@ class Computed:
         fetched = time.perf_counter()
         with self._at(work.version):
             gradient, counts = compute(self.forward, self.server.named, work.leaf, batch)
-        sent = Gradient(self.coder.as_sent(work.learner, gradient.tensors), gradient.tail)
+        sent = Gradient(self.coder.as_received(work.learner, gradient.tensors), gradient.tail)
         return Contribution(sent, counts, fetched - start, time.perf_counter() - fetched)
 
     @contextmanager
@@ -211,7 +212,7 @@ class UpdateOrder:
 class Holders:
     """No other holders: rank 0's server has all weights, and sends them. Others extend it."""
 
-    are_others = False
+    hold_weights = False
     """Whether others have the weights, and receive gradients; then no worker can join later."""
 
     def bench(self, bench: Workbench, place: int) -> Bench:

@@ -160,7 +160,7 @@ def test_a_step_adds_the_mean_of_its_micro_batches() -> None:
     network = nn.Sequential(module)
     changes = BufferChanges(network)
     changes.begin_step()
-    totals = changes.no_changes()
+    totals = changes.zero_changes()
     for number, part in enumerate(torch.split(x, 2)):
         changes.begin_micro_batch()
         network(part)

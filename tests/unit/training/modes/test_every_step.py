@@ -197,7 +197,7 @@ class Place(float):
 class Behind(CpuQueue):
     """A CPU that is taken for a device which has done nothing until it catches up."""
 
-    works_behind = True
+    is_async = True
 
     def __init__(self) -> None:
         self.queued, self.done = 0, 0.0

@@ -19,7 +19,7 @@ from firecaffe.training.modes.served.served_mode import leaves_of
 from firecaffe.training.modes.served.server import Server, late_rule
 from firecaffe.training.modes.served.server_memory import ServerMemory
 from firecaffe.training.modes.served.server_steps import Progress, ServedStepper
-from firecaffe.training.modes.served.work_gradient import Computed, loss_scale
+from firecaffe.training.modes.served.work_gradient import LazyContributions, loss_scale
 from tests.kit.training_steps import Worker, uncounted
 
 CURVATURE = torch.tensor([1.0, 0.5, 2.0])
@@ -69,7 +69,7 @@ def served(
     own = parts.named, parts.stepper.update.applier, memory, words, learners, forward.buffers
     server = Server(*own, late_rule=late_rule(words.compensate, memory, parts.named))
     plan = leaves_of(parts.order, 0, steps)
-    computed = Computed(server, forward, parts.batches, Coder())
+    computed = LazyContributions(server, forward, parts.batches, Coder())
     return ServedStepper(parts.stepper, server, Events(iter(events)), computed, plan, Progress())
 
 

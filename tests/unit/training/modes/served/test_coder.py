@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.errors import CheckpointError
-from firecaffe.gradients.compressors import ONE_BY_ONE
+from firecaffe.gradients.compressors import FIXED_LENGTH
 from firecaffe.gradients.compressors.int8 import INT8
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import CLASSIFICATION
@@ -61,7 +61,7 @@ def pushed(coder: Coder, gradients: dict[str, Tensor]) -> tuple[dict[str, Tensor
     """What a server takes these for, and the bytes that it received."""
     lane = OneWay()
     learner, server = messages_of(coder, lane), messages_of(coder, lane)
-    tail, counts = FORWARD.empty_tail(), FORWARD.no_counts()
+    tail, counts = FORWARD.empty_tail(), FORWARD.zero_counts()
     brought = Contribution(Gradient(gradients, tail), counts, 0.5, 0.25)
     learner.send_contribution(3, brought, asks_to_stop=True)
     found, asks = server.receive_contribution()
@@ -85,7 +85,7 @@ def test_a_server_applies_what_a_cast_gives(name: str) -> None:
     dtype = getattr(torch, name or "float32")
     expected = {key: each.to(dtype).float() for key, each in made.items()}
     words: dict[str, Any] = {"rtol": 0, "atol": 0, "equal_nan": True}
-    for sent in (pushed(coder, made)[0], coder.as_sent(3, made)):
+    for sent in (pushed(coder, made)[0], coder.as_received(3, made)):
         # The bits of a sum may depend on strides.
         torch.testing.assert_close(sent, expected, **words, check_stride=True)
 
@@ -101,7 +101,7 @@ BYTES: dict[str, Callable[[int], int]] = {
 """Of a parameter that has elements; see docs/explanation/synchrony.md."""
 
 
-@pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.parametrize("name", FIXED_LENGTH)
 def test_the_bytes_are_those_of_the_codec(name: str) -> None:
     def of(codec: str) -> int:
         sizes = [each.numel() for each in NAMED.values() if each.numel()]
@@ -131,7 +131,7 @@ def test_what_was_not_sent_is_sent_later(name: str) -> None:
     sent: dict[str, Tensor] = {}
     for step in range(30):
         for learner, steps in given.items():
-            for key, each in coder.as_sent(learner, steps[step]).items():
+            for key, each in coder.as_received(learner, steps[step]).items():
                 path = f"{learner}.{key}"
                 sent[path] = sent.get(path, torch.zeros(())) + each
     kept = coder.parts()
@@ -148,17 +148,17 @@ def test_a_push_that_does_not_count_leaves_no_trace(name: str) -> None:
     """A learner hears of it with its next work."""
     first, dropped, last = of_steps(3)
     there, here = make_coder(name, {}), make_coder(name, {})
-    here.as_sent(3, first)
+    here.as_received(3, first)
     pushed(there, first)
     pushed(there, dropped)
     told = messages_of(there, OneWay())
     told.send_head(Head(WORK, 3, is_dropped=1))
     told.receive_head()
     sent = pushed(there, last)[0]
-    torch.testing.assert_close(sent, here.as_sent(3, last), rtol=0, atol=0)
+    torch.testing.assert_close(sent, here.as_received(3, last), rtol=0, atol=0)
     here.forget(3)  # who is gone has kept nothing
-    fresh = make_coder(name, {}).as_sent(3, first)
-    torch.testing.assert_close(here.as_sent(3, first), fresh, rtol=0, atol=0)
+    fresh = make_coder(name, {}).as_received(3, first)
+    torch.testing.assert_close(here.as_received(3, first), fresh, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", REMEMBER)
@@ -167,17 +167,19 @@ def test_a_gradient_that_overflows_leaves_no_trace(name: str) -> None:
     first, last = of_steps(2)
     coder, other = make_coder(name, {}), make_coder(name, {})
     for made in (coder, other):
-        made.as_sent(3, first)
+        made.as_received(3, first)
     broken = {key: tensor * 2 for key, tensor in first.items()}
     next(iter(broken.values())).view(-1)[0] = torch.inf
-    coder.as_sent(3, broken)
-    torch.testing.assert_close(coder.as_sent(3, last), other.as_sent(3, last), rtol=0, atol=0)
+    coder.as_received(3, broken)
+    torch.testing.assert_close(
+        coder.as_received(3, last), other.as_received(3, last), rtol=0, atol=0
+    )
 
 
 def test_another_network_s_memory_is_refused() -> None:
     coder = make_coder("int8", {})
     assert isinstance(coder, FeedbackEncoder)
-    coder.as_sent(3, of_steps(1)[0])
+    coder.as_received(3, of_steps(1)[0])
     stored = {name: each.tensor for name, each in coder.parts().items()}
     again = FeedbackEncoder(INT8, NAMED)
     again.load(InMemory(stored))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, Store
 
-from firecaffe.cluster.joining import Comer
+from firecaffe.cluster.joining import JoinRequest
 from firecaffe.errors import LaunchError, NotFiniteError, PeerLostError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
@@ -23,17 +23,17 @@ from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served import door as own
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.door import Doorkeeper
+from firecaffe.training.modes.served.door import JoinListener
 from firecaffe.training.modes.served.messages import Messages
 from firecaffe.training.modes.served.real import RealRanks
 from firecaffe.training.modes.served.real_clock import (
     Arrival,
     Arrivals,
     Begin,
-    Came,
     ClockLearner,
     Failed,
-    Gone,
+    Joined,
+    LostLearner,
     LostRank,
     RealClock,
 )
@@ -99,7 +99,7 @@ def test_a_rank_idles_only_while_it_is_there(monkeypatch: Patch) -> None:
     comer = UpdateOrder(4, clock.arrivals)
     learners[1].bring()
     until(clock, Push)
-    clock.arrivals.put(Came([comer]))
+    clock.arrivals.put(Joined([comer]))
     until(clock, Join)
     now[0] = 100.0
     learners[0].bring()
@@ -138,10 +138,10 @@ def test_who_comes_too_late_is_there_to_be_told_the_end() -> None:
     clock, _ = clock_of(2)
     late = [UpdateOrder(number, clock.arrivals) for number in (2, 3)]
     clock._due.append(late[0])
-    clock.arrivals.put(Came([late[1]]))
+    clock.arrivals.put(Joined([late[1]]))
     clock.arrivals.put(LostRank(0, "gone"))
     for _ in range(2):
-        clock.take_rest()
+        clock.drain_arrivals()
     assert list(clock.learners) == [2, 3]
     assert [each.number for each in clock.everybody] == [0, 1, 2, 3]
     assert clock.row["lost_ranks"] == {"0": "gone"}
@@ -156,8 +156,8 @@ def test_an_error_of_this_process_ends_it_and_one_after_the_last_event_is_not_lo
         clock.next()
     for each in (first, ValueError("after it")):
         clock.arrivals.put(Failed(each))
-    assert clock.take_rest() is first
-    assert clock.take_rest() is None
+    assert clock.drain_arrivals() is first
+    assert clock.drain_arrivals() is None
 
 
 def test_a_rank_that_goes_away_does_not_hide_why_the_training_ends(monkeypatch: Patch) -> None:
@@ -166,7 +166,7 @@ def test_a_rank_that_goes_away_does_not_hide_why_the_training_ends(monkeypatch: 
 
     ranks = object.__new__(RealRanks)
     monkeypatch.setattr(RealRanks, "_end", end)
-    with pytest.raises(NotFiniteError), ranks._told_errors():
+    with pytest.raises(NotFiniteError), ranks._sending_errors():
         raise NotFiniteError("the loss is NaN")
 
 
@@ -184,20 +184,20 @@ class Asked:
         self.outcomes, self.is_closed = list(outcomes), False
         self.let: list[int] = []
 
-    def next(self) -> Comer:
+    def next(self) -> JoinRequest:
         number = len(self.let)
         if number == len(self.outcomes):
             raise RuntimeError("Broken pipe")
         self.let.append(number)
         if self.outcomes[number] is NO_WORKER:
             NO_WORKER()
-        return Comer(number, f"host{number}", {})
+        return JoinRequest(number, f"host{number}", {})
 
-    def let_in(self, comer: Comer, rank: int, hosts: list[str]) -> socket.socket:
+    def admit(self, comer: JoinRequest, rank: int, hosts: list[str]) -> socket.socket:
         self.outcomes[comer.number]()
         return cast(socket.socket, None)
 
-    def store_of(self, comer: Comer) -> Store:
+    def store_of(self, comer: JoinRequest) -> Store:
         return HashStore()
 
     def close(self) -> None:
@@ -224,17 +224,17 @@ def said() -> list[str]:
 @pytest.fixture
 def keeper(said: list[str], monkeypatch: Patch) -> Callable[..., Any]:
     """Makes one for workers with so many learners each."""
-    monkeypatch.setattr(own, "LOOK_S", 0)
-    monkeypatch.setattr(own, "pulse_beside", lambda *_: nullcontext())
+    monkeypatch.setattr(own, "POLL_S", 0)
+    monkeypatch.setattr(own, "run_pulse", lambda *_: nullcontext())
     net = nn.Linear(1, 1)
     forward = Forward(net, CLASSIFICATION, TrainConfig())
 
-    def make(per_rank: int) -> tuple[Doorkeeper, Arrivals]:
+    def make(per_rank: int) -> tuple[JoinListener, Arrivals]:
         arrivals: Arrivals = SimpleQueue()
-        world: Any = SimpleNamespace(watch=SimpleNamespace(hosts=["a"], welcome=lambda *_: None))
+        world: Any = SimpleNamespace(watch=SimpleNamespace(hosts=["a"], add_rank=lambda *_: None))
         named = dict(net.named_parameters())
         over = partial(Messages, forward=forward, named=named, coder=Coder())
-        made = Doorkeeper(world, over, per_rank, 1, arrivals, ENDS_S, ENDS_S, said.append)
+        made = JoinListener(world, over, per_rank, 1, arrivals, ENDS_S, ENDS_S, said.append)
         return made, arrivals
 
     return make
@@ -252,7 +252,7 @@ def test_those_behind_one_that_stays_away_are_taken(
         "rank 1 on host3 has joined",
         "no more workers can join: Broken pipe",
     ]
-    assert isinstance(arrivals.get(timeout=ENDS_S), Came)
+    assert isinstance(arrivals.get(timeout=ENDS_S), Joined)
 
 
 def test_at_the_run_s_end_nobody_else_is_let_in(keeper: Callable[..., Any]) -> None:
@@ -290,6 +290,6 @@ def test_a_worker_that_misses_a_lane_leaves_no_learner(
     assert "a worker on host0 asked to join and failed: no lane to another rank" in said
     assert lanes.cuts == 1
     gone = arrivals.get(timeout=ENDS_S)
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, LostLearner)
     assert gone.learner.join(ENDS_S)
     assert arrivals.empty()

@@ -266,7 +266,7 @@ def test_gradients_go_to_the_server(warm_steps: int, warm: str) -> None:
     mode = Served.__new__(Served)  # of which the answer needs one attribute
     mode.leaves = Leaves(warm_steps, 10, 1, 1, 1)
     run: Any = SimpleNamespace(recipe=SimpleNamespace(synchrony=SimpleNamespace(mode="backup")))
-    assert mode.exchange_words(run, "ring") == f"with a server, backup{warm}"
+    assert mode.describe_exchange(run, "ring") == f"with a server, backup{warm}"
 
 
 # --- rules for late gradients ---------------------------------------------------------------------

@@ -16,13 +16,13 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, Work
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.modes.served.carrier import Order, Teller
+from firecaffe.training.modes.served.carrier import Order, OrderThread
 from firecaffe.training.modes.served.owner import (
-    HeldRuns,
     Owner,
-    RunMemory,
     Runs,
     Shard,
+    ShardMemory,
+    ShardState,
     cut,
     put_together,
 )
@@ -134,9 +134,9 @@ class Owners:
             runs = Runs(self.named, shard)
             ema = Ema(runs.named, 0.9)
             optimizer = make_optimizer(self.named, solver, 0, runs.named)
-            memory = RunMemory(runs, bool(server.memory.mean_square), shard, parcel)
+            memory = ShardMemory(runs, bool(server.memory.mean_square), shard, parcel)
             applier = Applier(optimizer, server.applier.scale.of(optimizer), ema=ema)
-            held = HeldRuns(runs, applier, memory)
+            held = ShardState(runs, applier, memory)
             held.take(of.whole.pieces, of.whole.numbers["scalars"].state_dict(), shard)
             none = BufferChanges(nn.Module())
             rule = late_rule(server.words.compensate, memory, self.named)
@@ -213,7 +213,7 @@ def test_a_teller_that_is_cut_ends_without_an_order() -> None:
     """Rank 0 would wait for it, and past the time that a rank has once another is lost."""
     orders: list[Order] = []
     errors: list[BaseException] = []
-    teller = Teller(orders.append, errors.append)
+    teller = OrderThread(orders.append, errors.append)
     teller.cut()
     teller.thread.join(60)
     assert not teller.thread.is_alive()
