@@ -47,7 +47,7 @@ BATCH, SMALL_BATCH = 64, 128
 SMALL_IMAGES = 50_000
 MILLION, MILLION_SHARDS = 1_000_000, 400
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-LEAST_DB = 55.0
+MIN_DB = 55.0
 """Between two ways' pixels: Pillow's scaling rounds otherwise."""
 WAYS = "| images | way | images/s, median | min | max | / DataLoader | ratios | n |"
 
@@ -312,7 +312,7 @@ def main() -> None:
         photos, loops, count = photo_ways(folder, Path(scratch))
         small, small_count = small_ways()
         likeness = compare(photos, statistics.fmean(STD))
-        assert likeness >= LEAST_DB, f"the pixels differ: {likeness:.1f} dB"
+        assert likeness >= MIN_DB, f"the pixels differ: {likeness:.1f} dB"
         assert compare(small, 1.0) == float("inf"), "the small images differ"
         print(
             HEAD.format(

@@ -74,7 +74,7 @@ ANOTHER = "another rank"
 GOES_ON = "the others go on"
 """The text after the loss of a rank without which rank 0 continues."""
 
-MOST_TEXT = 2000
+MAX_TEXT = 2000
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,9 @@ class Fault:
         return {**asdict(self), "exit_code": self.exit_code, "line": self.line}
 
     def as_text(self) -> str:
-        """Return one line of JSON for `parse`, with texts cut to MOST_TEXT."""
+        """Return one line of JSON for `parse`, with texts cut to MAX_TEXT."""
         short = {
-            name: value[:MOST_TEXT] if isinstance(value, str) else value
+            name: value[:MAX_TEXT] if isinstance(value, str) else value
             for name, value in asdict(self).items()
         }
         return json.dumps(short, ensure_ascii=False)
@@ -144,7 +144,7 @@ class Fault:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"no fault: {error}") from error
         texts = fault.kind, fault.host, fault.seen, fault.detail, fault.folder
-        if not all(isinstance(word, str) and len(word) <= MOST_TEXT for word in texts):
+        if not all(isinstance(word, str) and len(word) <= MAX_TEXT for word in texts):
             raise ValueError("no fault: a text is missing or too long")
         if fault.kind not in KINDS or not all(
             type(n) is int for n in (fault.rank, fault.step, fault.code)

@@ -19,7 +19,7 @@ from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-MOST_BYTES = 16_000_000
+MAX_BYTES = 16_000_000
 """Largest recipe, or JSON file of a run, that is read, in bytes."""
 
 
@@ -148,11 +148,11 @@ def read_bytes(path: Path | str, most_bytes: int) -> bytes:
 
 
 def read_small(path: Path) -> str:
-    """Read UTF-8 of at most MOST_BYTES. Raises OSError; ValueError if too long or not UTF-8."""
-    return read_bytes(path, MOST_BYTES).decode("utf-8")
+    """Read UTF-8 of at most MAX_BYTES. Raises OSError; ValueError if too long or not UTF-8."""
+    return read_bytes(path, MAX_BYTES).decode("utf-8")
 
 
-def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[bytes]:
+def read_lines(path: Path, most_bytes: int = MAX_BYTES) -> Iterator[bytes]:
     """Yield lines with their ends. Raises OSError; ValueError if one exceeds `most_bytes`."""
     with open_regular(path) as file:
         number = 0

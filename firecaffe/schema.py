@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from firecaffe.errors import FirecaffeError, RunError
-from firecaffe.files import MOST_BYTES, read_bytes, read_lines
+from firecaffe.files import MAX_BYTES, read_bytes, read_lines
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ def read_file(
     kind: type[T],
     error: type[FirecaffeError],
     parse: Callable[[bytes], Any] = parse_json,
-    most_bytes: int = MOST_BYTES,
+    most_bytes: int = MAX_BYTES,
     absent: str = "No such file or directory",
     where: str = "",
 ) -> T:

@@ -26,7 +26,7 @@ from firecaffe.errors import OwnCodeError, RecipeError
 REFERENCES = ("model.name", "data.name", "task.name", "solver.type")
 """Fields of a recipe that may name user code."""
 
-MOST_SHOWN = 80
+MAX_SHOWN = 80
 
 
 CAFFE = "caffe:"
@@ -168,7 +168,7 @@ def source_digest(function: Callable[..., Any]) -> str:
 
 def shown(value: Any) -> str:
     text = " ".join(repr(value).split())
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
 def _named(word: str, name: str) -> ModuleType:

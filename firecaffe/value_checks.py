@@ -15,14 +15,14 @@ INT64 = 2**63
 LARGEST = 3.4028234663852886e38
 """The largest float32, the type in which a network computes."""
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 
-MOST_STEPS = 10_000_000
+MAX_STEPS = 10_000_000
 """Most steps of a training: some plans visit them one by one."""
 
-MOST_SAMPLES = 1 << 24
+MAX_SAMPLES = 1 << 24
 
-MOST_MICRO_BATCHES = 1 << 20
+MAX_MICRO_BATCHES = 1 << 20
 """Most micro-batches of one step: the leaves of the sum's tree are visited one by one."""
 
 KINDS = {
@@ -46,11 +46,11 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 def some_of(names: Sequence[str]) -> str:
-    return ", ".join(names[:MOST_NAMED]) + (" …" if len(names) > MOST_NAMED else "")
+    return ", ".join(names[:MAX_NAMED]) + (" …" if len(names) > MAX_NAMED else "")
 
 
 def check_limits(section: str, config: Any, limits: Mapping[str, tuple[float, float]]) -> None:

@@ -70,7 +70,7 @@ cli/mistakes/test_bad_input.py
 """.split()
 """The longest first, as `pytest -n auto` lists them at its end. Others follow by name."""
 
-MOST_PROCESSES = 8
+MAX_PROCESSES = 8
 SHOWN = 20
 
 
@@ -93,7 +93,7 @@ def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
 
 def processes() -> int:
     """Two for each core that this process may use: while some wait, others compute."""
-    return min(MOST_PROCESSES, 2 * len(os.sched_getaffinity(0)))
+    return min(MAX_PROCESSES, 2 * len(os.sched_getaffinity(0)))
 
 
 def slowest(reports: Iterable[pytest.TestReport]) -> list[str]:

@@ -27,7 +27,7 @@ PAGES = (
 """LOG.md and benchmarks/results are records: of decisions, as of their day, and of measurements."""
 
 RULES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-MOST_WORDS = RULES["most_words"]
+MAX_WORDS = RULES["most_words"]
 PHRASES = [(re.compile(rf"\b(?:{like})\b", re.I), say) for like, say in RULES["phrases"].items()]
 OFF = dict.fromkeys(RULES["not_of_proselint"], False)
 # The first that fits a check's name counts.
@@ -88,7 +88,7 @@ def problems(markdown: str) -> Iterator[tuple[int, str]]:
                 yield piece.line, f"{match[0]!r}: {say}"
         for sentence in sentences(piece.text) if piece.is_whole else ():
             words = len(re.findall(r"[\w'-]+", sentence))
-            if words > MOST_WORDS:
+            if words > MAX_WORDS:
                 yield piece.line, f"a sentence of {words} words: {sentence[:60]}…"
         for result in LintFile(content=piece.text, source="-").lint(PROSELINT):
             yield piece.line, f"{result.check_result.message} ({result.check_result.check_path})"

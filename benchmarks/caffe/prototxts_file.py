@@ -107,7 +107,7 @@ IMAGES = {"siamese": (2, 28, 28), "mnist": (1, 28, 28), "cifar": (3, 32, 32), ""
 """The shape of samples whose files are not here, where the net does not say it either: by what the
 path has in it.
 """
-MOST_TOLD = 5
+MAX_TOLD = 5
 FILLER = "filler "
 """Before its type, where that is a word of a fork."""
 UNKNOWN: dict[str, list[str]] = {
@@ -274,7 +274,7 @@ def _of_net(
                 found = differences(shapes(path, phase, inputs), answer)
             except CaffeError as error:
                 found = [_placeless(str(error), folder)]
-            row["equal"][phase] = found[:MOST_TOLD]
+            row["equal"][phase] = found[:MAX_TOLD]
     return row
 
 

@@ -17,7 +17,7 @@ GROUPS = {
     "own": "the others: Caffe's own",
 }
 """A net is in the first that it fits."""
-MOST_NAMED = {"python": 2, "types": 2}
+MAX_NAMED = {"python": 2, "types": 2}
 """Files named for a reason, in groups in which there are many; else all."""
 
 
@@ -163,7 +163,7 @@ def _why(group: str, nets: Sequence[Row]) -> str:
         "refused": lambda row: {_refusal(each) for each in row["refused"].values()},
         "own": reasons,
     }
-    lines = _counted(own, lambda row: True, of_group[group], MOST_NAMED.get(group))
+    lines = _counted(own, lambda row: True, of_group[group], MAX_NAMED.get(group))
     return "\n".join([f"Nets {GROUPS[group]}, {len(own)}; nets by reason:", "", *lines])
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from firecaffe.cluster.secret import SECRET
 
-MOST_STDERR_LINES = 20
+MAX_STDERR_LINES = 20
 
 _secret = secrets.token_hex(16)
 """Of all runs that this process starts on several hosts."""
@@ -237,7 +237,7 @@ def fate(rank: Rank) -> str:
 
 
 def _last_lines(rank: Rank) -> str:
-    lines = rank.stderr.splitlines()[-MOST_STDERR_LINES:]
+    lines = rank.stderr.splitlines()[-MAX_STDERR_LINES:]
     if not lines:
         return "; it wrote nothing to stderr"
     return "\n".join([f"; rank {rank.rank}'s stderr ends:", *lines])

@@ -21,7 +21,7 @@ from benchmarks.emulated.virtual_cluster import INTERFACE, VirtualCluster
 from firecaffe.cluster.secret import SECRET
 
 MODULES = ("torch", "torch.distributed", "torch._dynamo", "benchmarks.training.as_typed_rank")
-MOST_LINES = 15
+MAX_LINES = 15
 
 _secret = secrets.token_hex(16)
 
@@ -121,7 +121,7 @@ def run(
 
 def _last(folder: Path, rank: int) -> str:
     lines = (folder / f"rank-{rank}.txt").read_text("utf-8", "replace").splitlines()
-    return "\n".join(["it said last:", *lines[-MOST_LINES:]])
+    return "\n".join(["it said last:", *lines[-MAX_LINES:]])
 
 
 def _begin(

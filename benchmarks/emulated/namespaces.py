@@ -28,8 +28,8 @@ NAME = re.compile(r"fc(?P<pid>\d+)-(?P<started>\d+)-\d+-\w+")
 REFUSALS = ("Operation not permitted", "qdisc kind is unknown", "Unknown device type")
 IP_BATCH = ("ip", "-force", "-batch", "-")
 CLONE_NEWNET = 0x40000000
-MOST_AT_ONCE = 8
-MOST_ROUNDS = 1000
+MAX_AT_ONCE = 8
+MAX_ROUNDS = 1000
 
 _numbers = itertools.count()
 
@@ -63,7 +63,7 @@ def execute(*work: tuple[Sequence[str], Sequence[str]]) -> None:
 
     Raises: ClusterUnavailableError where the kernel lacks or refuses something, else ClusterError.
     """
-    with ThreadPoolExecutor(MOST_AT_ONCE) as pool:
+    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
         for error in pool.map(_error_of, work):
             if any(words in error for words in REFUSALS):
                 raise ClusterUnavailableError(error)
@@ -128,7 +128,7 @@ def remove(names: Iterable[str]) -> None:
     Raises: ClusterError where one is left.
     """
     found = [name for name in names if (FOLDER / name).exists()]
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         processes = _processes_in(found)
         if not processes:
             break

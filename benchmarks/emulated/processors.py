@@ -18,7 +18,7 @@ from benchmarks.emulated.namespaces import ClusterError, ClusterUnavailableError
 VERSION_1 = Path("/sys/fs/cgroup/cpu")
 VERSION_2 = Path("/sys/fs/cgroup")
 
-LEAST_US = 1000
+MIN_US = 1000
 """Of a period, and of a group's time in it, by the kernel (min_cfs_quota_period)."""
 LONGEST_US = 10_000
 """Of a period. A rank that has used its time up waits to the end of it, with its messages."""
@@ -26,7 +26,7 @@ LONGEST_US = 10_000
 
 def check_share(processors: float) -> None:
     """Raises: ClusterError for so many processors a host as the kernel cannot give."""
-    least = LEAST_US / LONGEST_US
+    least = MIN_US / LONGEST_US
     if not processors >= least:
         raise ClusterError(
             f"{processors:g} processors for each host; {least:g} is the least share that can be "
@@ -36,7 +36,7 @@ def check_share(processors: float) -> None:
 
 def quota_of(processors: float) -> tuple[int, int]:
     """Return microseconds of processor time, and the shortest period that has so many of them."""
-    quota_us = max(LEAST_US, round(processors * LEAST_US))
+    quota_us = max(MIN_US, round(processors * MIN_US))
     return quota_us, round(quota_us / processors)
 
 

@@ -45,12 +45,12 @@ from benchmarks.emulated.processors import Shares, check_share
 INTERFACE = "veth0"
 """The name of each host's one link."""
 
-MOST_HOSTS = 254
+MAX_HOSTS = 254
 
 WINDOW_SEGMENTS = 8
 """Of one connection, that may be under way."""
 
-LEAST_BURST_BYTES = 25_000
+MIN_BURST_BYTES = 25_000
 
 
 class VirtualCluster:
@@ -81,8 +81,8 @@ class VirtualCluster:
         processors: float | Sequence[float] | None = None,
         congestion_control: str = "reno",
     ) -> None:
-        if not 1 <= hosts <= MOST_HOSTS:
-            raise ClusterError(f"{hosts} hosts; a cluster has 1 to {MOST_HOSTS}")
+        if not 1 <= hosts <= MAX_HOSTS:
+            raise ClusterError(f"{hosts} hosts; a cluster has 1 to {MAX_HOSTS}")
         if rate_bits_per_s < 1:
             raise ClusterError(f"a rate of {rate_bits_per_s} bits/s; it must be positive")
         each = _of_each(processors, hosts)
@@ -265,7 +265,7 @@ class VirtualCluster:
         does not fit, with the headers of its packets, would be cut up by the CPU, which then holds
         up all links.
         """
-        return max(LEAST_BURST_BYTES, 3 * self.segment_bytes // 2)
+        return max(MIN_BURST_BYTES, 3 * self.segment_bytes // 2)
 
     def _set_kernel(self) -> None:
         """The settings of one namespace, before it has links."""

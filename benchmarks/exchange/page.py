@@ -8,9 +8,9 @@ from pathlib import Path
 from benchmarks.exchange.picture import draw
 from benchmarks.exchange.plan import (
     BACK_TO_BACK_S,
-    FEWEST_REPETITIONS,
     FIRST_CALL_S,
-    MOST_REPETITIONS,
+    MAX_REPETITIONS,
+    MIN_REPETITIONS,
     PAYLOAD_SHARE,
     QUIET_BITS_PER_S,
 )
@@ -120,8 +120,8 @@ def _head(rows: Sequence[Row], picture: str) -> str:
         congestion=_said(c["congestion_control"] for c in clusters),
         bursts=", ".join(f"{burst} bytes at {_rate(rate)}" for rate, burst in bursts),
         loop=BACK_TO_BACK_S,
-        fewest=FEWEST_REPETITIONS,
-        most=MOST_REPETITIONS,
+        fewest=MIN_REPETITIONS,
+        most=MAX_REPETITIONS,
         first=FIRST_CALL_S,
     )
 

@@ -13,13 +13,13 @@ from firecaffe.exchange.schedule import lower_bound_elements
 PAYLOAD_SHARE = 1448 / 1514
 """Of a link's rate: TCP's payload in each Ethernet frame."""
 
-MOST_REPETITIONS = 7
-FEWEST_REPETITIONS = 3
+MAX_REPETITIONS = 7
+MIN_REPETITIONS = 3
 
-MOST_CELL_S = 25.0
+MAX_CELL_S = 25.0
 """Predicted for one call; what would take longer is not run."""
 
-MOST_BITS_PER_S = 16e9
+MAX_BITS_PER_S = 16e9
 """Hosts times rate: above it the figures show two processors and no longer the links."""
 QUIET_BITS_PER_S = 8e9
 """From here on they do so where anything else runs."""
@@ -68,13 +68,13 @@ class Cell:
     def reason_not_to_run(self) -> str:
         """Empty where it is to be run."""
         total_bits_per_s = self.hosts * self.rate_bits_per_s
-        if total_bits_per_s > MOST_BITS_PER_S:
+        if total_bits_per_s > MAX_BITS_PER_S:
             return (
                 f"P × rate is {total_bits_per_s / 1e9:g} Gbit/s, and the machine carries "
-                f"{MOST_BITS_PER_S / 1e9:g} at most"
+                f"{MAX_BITS_PER_S / 1e9:g} at most"
             )
-        if self.predicted_s > MOST_CELL_S:
-            return f"{self.predicted_s:.0f} s a call by formula, over {MOST_CELL_S:g} s"
+        if self.predicted_s > MAX_CELL_S:
+            return f"{self.predicted_s:.0f} s a call by formula, over {MAX_CELL_S:g} s"
         return ""
 
 
@@ -106,16 +106,16 @@ def choose_repetitions(cells: Iterable[Cell], budget_s: float) -> dict[Cell, int
     The slow have 3 even where the whole then takes longer than the budget.
     """
     kept = list(cells)
-    share_s = MOST_REPETITIONS * MOST_CELL_S
+    share_s = MAX_REPETITIONS * MAX_CELL_S
     while True:
         chosen = {
             cell: max(
-                FEWEST_REPETITIONS,
-                min(MOST_REPETITIONS, int(share_s / max(cell.repetition_s, 1e-6))),
+                MIN_REPETITIONS,
+                min(MAX_REPETITIONS, int(share_s / max(cell.repetition_s, 1e-6))),
             )
             for cell in kept
         }
-        if predicted_s(chosen) <= budget_s or set(chosen.values()) <= {FEWEST_REPETITIONS}:
+        if predicted_s(chosen) <= budget_s or set(chosen.values()) <= {MIN_REPETITIONS}:
             return chosen
         share_s *= 0.9
 

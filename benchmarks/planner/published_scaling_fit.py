@@ -32,9 +32,9 @@ FACTORS = {
     "residual": 1.4,
 }
 """By how much a step of the search changes a value."""
-LEAST_SPREAD = 0.1
+MIN_SPREAD = 0.1
 ROUNDS = 3
-LEAST_GAIN = 1e-4
+MIN_GAIN = 1e-4
 FREEDOM = 4
 STEP = 0.05
 """Of a logarithm, for a slope."""
@@ -103,9 +103,9 @@ class Judge:
                 for change in (factor, 1 / factor):
                     while True:
                         other = replace(usual, **{name: getattr(usual, name) * change})
-                        is_narrow = name.endswith("spread") and getattr(other, name) < LEAST_SPREAD
+                        is_narrow = name.endswith("spread") and getattr(other, name) < MIN_SPREAD
                         score = best if is_narrow else self.score(other, left_out)
-                        if score >= best - LEAST_GAIN:
+                        if score >= best - MIN_GAIN:
                             break
                         best, usual = score, other
             if best == before:

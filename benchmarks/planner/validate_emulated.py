@@ -16,7 +16,7 @@ from benchmarks.kit.paragraph import paragraph
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.planner.cluster import Link
 from firecaffe.planner.price import Prices, rounds_only_s
-from firecaffe.planner.simulate import BLOCK_BYTES, LONG_BLOCKS, MOST_BLOCKS, WINDOW, Network
+from firecaffe.planner.simulate import BLOCK_BYTES, LONG_BLOCKS, MAX_BLOCKS, WINDOW, Network
 
 PAGE = Path("benchmarks/results/exchange.md")
 PAYLOAD = 1448 / 1514
@@ -24,7 +24,7 @@ LATENCY_S = 1e-4
 """A message between two processes of this machine through two shaped links: 50 to 60 µs on an idle
 one (a ping-pong), more with all ranks on two cores."""
 
-BY_HAND = len((PAYLOAD, LATENCY_S, BLOCK_BYTES, MOST_BLOCKS, LONG_BLOCKS, WINDOW))
+BY_HAND = len((PAYLOAD, LATENCY_S, BLOCK_BYTES, MAX_BLOCKS, LONG_BLOCKS, WINDOW))
 """Constants that were chosen: those of the links here, and those of the simulator's form."""
 
 HOSTS = (2, 4, 8, 16)

@@ -24,7 +24,7 @@ import firecaffe
 from firecaffe.models import build_model
 from firecaffe.runs.environment import commit, cpu_name
 
-LEAST_BLOCK_S = 0.25
+MIN_BLOCK_S = 0.25
 """A block has so many steps that it takes DDP this long."""
 
 COLUMNS = ("ranks", "network", "MB", "DDP, ms", "ours, ms", "ours / DDP", "ratios", "n")
@@ -75,7 +75,7 @@ def main() -> None:
         return
     arguments = "".join(f" {argument}" for argument in sys.argv[1:])
     facts = {"cpu": cpu_name(), "torch": torch.__version__, "commit": commit()[:12]}
-    facts |= {"exchange": given.exchange, "block_s": str(LEAST_BLOCK_S)}
+    facts |= {"exchange": given.exchange, "block_s": str(MIN_BLOCK_S)}
     print(HEAD.format(arguments=arguments, cores=os.cpu_count(), **facts))
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}", flush=True)
     for ranks in given.ranks:
@@ -115,8 +115,8 @@ def compare(name: str, exchange: str, pairs: int) -> list[str]:
             if (ours - theirs).norm() > 1e-6 * theirs.norm():
                 raise SystemExit(f"{name}: the gradients differ by {(ours - theirs).norm():g}")
     block = 4
-    while (taken_s := ways["ddp"].time(block)) < LEAST_BLOCK_S:
-        block = max(block + 1, int(1.2 * block * LEAST_BLOCK_S / max(taken_s, 1e-3)))
+    while (taken_s := ways["ddp"].time(block)) < MIN_BLOCK_S:
+        block = max(block + 1, int(1.2 * block * MIN_BLOCK_S / max(taken_s, 1e-3)))
     ways["ours"].time(block)
     samples_s: dict[str, list[float]] = {way: [] for way in ways}
     for pair in range(pairs):

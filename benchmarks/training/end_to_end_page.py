@@ -21,8 +21,8 @@ from benchmarks.training.end_to_end_recipe import (
 )
 from firecaffe.runs.statistics import mean_of
 
-LEAST_SPEEDUP = 3.0
-MOST_LOSS_POINTS = 0.3
+MIN_SPEEDUP = 3.0
+MAX_LOSS_POINTS = 0.3
 
 Rows = list[dict[str, Any]]
 
@@ -246,7 +246,7 @@ def _verdict(
     differences: dict[str, list[float]],
 ) -> str:
     speed = {variant: statistics.median(of_variant) for variant, of_variant in ratios.items()}
-    fast = [variant for variant in OURS[1:] if speed[variant] >= LEAST_SPEEDUP]
+    fast = [variant for variant in OURS[1:] if speed[variant] >= MIN_SPEEDUP]
     trained = {variant: differences[variant] for variant in fast if differences.get(variant)}
     unknown = [variant for variant in OURS if not differences.get(variant)]
     plain = ", ".join(f"{variant} {speed[variant]:.3f}" for variant in (UNCOMPRESSED, RING))
@@ -256,7 +256,7 @@ def _verdict(
         if apart[variant]
     )
     return (
-        f"- At least {LEAST_SPEEDUP:g} times DDP's images/s: {_names(fast)}.\n"
+        f"- At least {MIN_SPEEDUP:g} times DDP's images/s: {_names(fast)}.\n"
         + _losses(trained)
         + f"- Uncompressed at least 1.0 of DDP: with our malloc setting for both, {plain}"
         + (f"; as torchrun starts it, {by_itself}.\n" if by_itself else ".\n")
@@ -273,14 +273,14 @@ def _losses(differences: dict[str, list[float]]) -> str:
         mean = mean_of(values, len(differences))
         low, high = mean.value - mean.half, mean.value + mean.half
         verdict = "not enough seeds to say"
-        if low >= -MOST_LOSS_POINTS:
+        if low >= -MAX_LOSS_POINTS:
             verdict = "within"
-        elif high < -MOST_LOSS_POINTS:
+        elif high < -MAX_LOSS_POINTS:
             verdict = "beyond"
         by_verdict[verdict].append(f"{variant} {mean.value:+.2f} ({low:+.2f} to {high:+.2f})")
     said = "; ".join(f"{verdict}: {_names(names)}" for verdict, names in by_verdict.items())
     return (
-        f"- Of these, at most {MOST_LOSS_POINTS} points below uncompressed, by Student's interval "
+        f"- Of these, at most {MAX_LOSS_POINTS} points below uncompressed, by Student's interval "
         f"of the differences by seed, at 95 % for all codecs together: {said}.\n"
     )
 

@@ -40,7 +40,7 @@ from firecaffe.transport.exchange import Exchange
 LARGEST_DIFFERENCE = 1e-4
 """Of two gradients that only rounding may part, relative to the norm."""
 
-LEAST_COSINE = 0.8
+MIN_COSINE = 0.8
 """Between the gradient and what a codec has sent of it in VERIFY_STEPS steps."""
 
 VERIFY_STEPS = 16
@@ -158,7 +158,7 @@ def verify(world: World, data: TensorDataset) -> dict[str, dict[str, float]]:
         cosine = float(torch.cosine_similarity(gradient, reference, dim=0))
         found[variant] = {"relative_difference": difference, "cosine": cosine}
         # A comparison with NaN is false.
-        right = cosine >= LEAST_COSINE if is_coded else difference <= LARGEST_DIFFERENCE
+        right = cosine >= MIN_COSINE if is_coded else difference <= LARGEST_DIFFERENCE
         if not right:
             raise SystemExit(f"{variant}: differs from DDP's gradient: {found[variant]}")
     return found

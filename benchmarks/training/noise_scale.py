@@ -48,7 +48,7 @@ COSTS = (
 
 BATCHES = (16, 64, 256, 1024, 4096)
 SEEDS = (1, 2, 3)
-MOST_SAMPLES = 600_000
+MAX_SAMPLES = 600_000
 HELD_OUT = 1000
 LOOK = 512
 """Samples between two looks at the held-out loss, or a batch if that is more."""
@@ -179,7 +179,7 @@ def train(name: str, batch: int, rate: float, seed: int, data: str, world: World
     images = (images.float() / 255 - 0.286) / 0.353
     norms, samples, looked, step = list[GradientNorms](), 0, 0, 0
     reached = None
-    while samples < MOST_SAMPLES:
+    while samples < MAX_SAMPLES:
         is_full = steps.order.samples_in_step(step) == batch
         result = steps(step, rate * min(1.0, (step + 1) / 20), is_full)
         step, samples = step + 1, samples + result.samples
@@ -323,7 +323,7 @@ def _batches_page(given: argparse.Namespace, world: World) -> str:
 
 
 def _row(row: BatchRow) -> str:
-    shown = [f"{count:,}" if count else f"over {MOST_SAMPLES:,}" for count in row.samples]
+    shown = [f"{count:,}" if count else f"over {MAX_SAMPLES:,}" for count in row.samples]
     least, middle, most = shown[0], shown[len(shown) // 2], shown[-1]
     value, band = "none", ""
     if row.scale is not None:

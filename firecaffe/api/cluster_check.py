@@ -31,7 +31,7 @@ from firecaffe.measure.exchange_times import make_encoders, time_exchanges
 from firecaffe.measure.found_cluster import MeasuredCluster, cluster_of, findings
 from firecaffe.measure.ranks_and_links import inventory_of, links_of, look_over
 from firecaffe.measure.step_times import (
-    MOST_MICRO_BATCHES,
+    MAX_MICRO_BATCHES,
     StepTimes,
     time_steps,
     time_steps_beside_exchange,
@@ -138,7 +138,7 @@ def _steps(
 def _micro_batches(world: World, recipe: CheckedRecipe) -> int:
     """The micro-batches of a timed step: as many as a rank has in training, up to a limit."""
     sharers = layout_of(recipe.parallel, world.world_size).sharers
-    return min(ceil(recipe.train.num_micro_batches / sharers), MOST_MICRO_BATCHES)
+    return min(ceil(recipe.train.num_micro_batches / sharers), MAX_MICRO_BATCHES)
 
 
 def _slowdown(

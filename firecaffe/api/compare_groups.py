@@ -22,10 +22,10 @@ from firecaffe.runs.curves import Curves, Point, curves_of
 from firecaffe.runs.measure import Measure, in_words, of_difference, of_mean
 from firecaffe.runs.run_table import OWN_CODE, TableRun, places
 from firecaffe.runs.seed_groups import GroupRow, RunGroup, differing, letters
-from firecaffe.runs.statistics import MOST_RUNS, UNDECIDED, Difference, Mean, Ratio
+from firecaffe.runs.statistics import MAX_RUNS, UNDECIDED, Difference, Mean, Ratio
 from firecaffe.synchrony.config import EVERY_STEP
 
-MOST_OTHERS = 2
+MAX_OTHERS = 2
 """Most other metrics in a table, next to the one by which runs are judged."""
 
 
@@ -62,7 +62,7 @@ def _bytes(count: float | None) -> str:
 
 
 def _others(first: GroupRow) -> list[str]:
-    return list(first.others)[:MOST_OTHERS]
+    return list(first.others)[:MAX_OTHERS]
 
 
 def as_dict(rows: Sequence[GroupRow], items: Sequence[Item]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def verdict(difference: Difference) -> str:
     if difference.verdict != UNDECIDED:
         return difference.verdict
     if difference.more is None:
-        return f"{UNDECIDED} (nor would {MOST_RUNS} of each)"
+        return f"{UNDECIDED} (nor would {MAX_RUNS} of each)"
     return f"{UNDECIDED} (about {difference.more} more of each would do)"
 
 
@@ -219,9 +219,9 @@ ID_SALT = "firecaffe"
 
 SMOOTHING_SHARE = 0.05
 """Share of a curve's points that are averaged for a smoothed point."""
-MOST_MARKED_POINTS = 20
+MAX_MARKED_POINTS = 20
 """Most points of a curve that is drawn unsmoothed, with a mark at each point."""
-MOST_NAME_WORDS = 3
+MAX_NAME_WORDS = 3
 
 Of = Callable[[Point], float | None]
 Units = Mapping[str, float]
@@ -263,7 +263,7 @@ def unit_for(largest: float, units: Units) -> tuple[str, float]:
 
 def smoothed(values: Sequence[float]) -> list[float]:
     """Average each value with its neighbours on both sides, with fewer at the ends."""
-    reach = round(SMOOTHING_SHARE * len(values) / 2) if len(values) > MOST_MARKED_POINTS else 0
+    reach = round(SMOOTHING_SHARE * len(values) / 2) if len(values) > MAX_MARKED_POINTS else 0
     averages = []
     for place in range(len(values)):
         near = min(reach, place, len(values) - 1 - place)
@@ -277,9 +277,9 @@ def line_names(called: Sequence[str], words: Mapping[str, Sequence[str]]) -> lis
     names = []
     for place, letter in enumerate(called):
         said = [f"{word.split('.')[-1]} {values[place]}" for word, values in words.items()]
-        rest = ["…"] if len(said) > MOST_NAME_WORDS else []
+        rest = ["…"] if len(said) > MAX_NAME_WORDS else []
         names.append(
-            ": ".join([letter, *([", ".join([*said[:MOST_NAME_WORDS], *rest])] if said else [])])
+            ": ".join([letter, *([", ".join([*said[:MAX_NAME_WORDS], *rest])] if said else [])])
         )
     return names
 
@@ -333,7 +333,7 @@ def _draw(
             points = [(x_of(point), point.value) for point in points_of(curves)]
             known = [(x / size, unit * y) for x, y in points if x is not None and y is not None]
             xs, ys = [x for x, _ in known], [y for _, y in known]
-            mark = "." if len(known) <= MOST_MARKED_POINTS else ""
+            mark = "." if len(known) <= MAX_MARKED_POINTS else ""
             if not mark:
                 place.plot(xs, ys, color=color, linewidth=0.6, alpha=0.25)
             place.plot(xs, smoothed(ys), color=color, linewidth=1.2, marker=mark)

@@ -42,7 +42,7 @@ from firecaffe.shrink.scheme import find_scheme
 from firecaffe.training.load import check_named, run_of
 
 BARS = " ▁▂▃▄▅▆▇█"
-LEAST_BAR, MOST_BAR = 0.1, 100.0
+MIN_BAR, MAX_BAR = 0.1, 100.0
 """Losses at which a bar begins and is full, on a logarithmic scale."""
 
 
@@ -79,9 +79,9 @@ def _chart(
 
 
 def bar(lost: float) -> str:
-    if lost < LEAST_BAR:
+    if lost < MIN_BAR:
         return BARS[0]
-    part = log(lost / LEAST_BAR) / log(MOST_BAR / LEAST_BAR)
+    part = log(lost / MIN_BAR) / log(MAX_BAR / MIN_BAR)
     return BARS[min(1 + int(part * (len(BARS) - 1)), len(BARS) - 1)]
 
 

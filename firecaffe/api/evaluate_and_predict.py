@@ -187,7 +187,7 @@ def _evaluate(used: RunInUse, best: bool) -> Evaluated:
     )
 
 
-MOST_CLASSES = 256
+MAX_CLASSES = 256
 """Most classes of a mask: a gray PNG has eight bits."""
 
 Row = dict[str, str | float]
@@ -390,8 +390,8 @@ def _write_mask(folder: Path, overwrite: bool, prediction: Prediction) -> Path:
     """Write labels as a gray PNG; FILE[0].png for FILE.npy[0]. Raises: DataError; RunError."""
     sample, mask_HW = prediction.sample, prediction.mask_HW
     assert mask_HW is not None  # of a segmentation
-    if (most := int(mask_HW.max())) >= MOST_CLASSES:
-        raise DataError(f"{sample}: has class {most}; a mask has classes below {MOST_CLASSES}")
+    if (most := int(mask_HW.max())) >= MAX_CLASSES:
+        raise DataError(f"{sample}: has class {most}; a mask has classes below {MAX_CLASSES}")
     row = re.search(r"\[\d+\]$", sample)
     path = folder / f"{Path(sample).stem}{row[0] if row else ''}.png"
     check_target(option("out"), str(path), overwrite)

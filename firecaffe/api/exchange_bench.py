@@ -38,7 +38,7 @@ from firecaffe.transport.link import MeasuredLink, measure_link
 from firecaffe.transport.local_ranks import meet_local_ranks
 from firecaffe.user_code import shown
 
-MOST_REPETITIONS = 1_000_000
+MAX_REPETITIONS = 1_000_000
 """Most repetitions of a measurement: each time is stored."""
 
 
@@ -165,8 +165,8 @@ def bench_exchange(
     Raises: RecipeError for a wrong argument; NotIdenticalError if a sum is wrong.
     """
     check_count("iters", iters, 1)
-    if iters > MOST_REPETITIONS:
-        raise RecipeError(f"{option('iters')} is {iters}; it must be 1 to {MOST_REPETITIONS:,}")
+    if iters > MAX_REPETITIONS:
+        raise RecipeError(f"{option('iters')} is {iters}; it must be 1 to {MAX_REPETITIONS:,}")
     check_device(device)
     check_count("master_port", master_port, 0)
     if not isinstance(shared_memory, bool):

@@ -110,9 +110,9 @@ def stage_lines(stages: Sequence[StageTimes]) -> list[str]:
     ]
 
 
-MOST_MODES = 3
+MAX_MODES = 3
 
-LEAST_GAIN = 1.05
+MIN_GAIN = 1.05
 """Least factor of the rate that is reported as a gain."""
 
 
@@ -154,12 +154,12 @@ def _other_modes(folder: Path, seconds: Sequence[float], trust_code: bool) -> st
         for mode in others
         if not is_refused(replace(recipe, synchrony=replace(recipe.synchrony, **mode.synchrony)))
     ]
-    better = [mode for mode in possible if mode.gain >= LEAST_GAIN]
+    better = [mode for mode in possible if mode.gain >= MIN_GAIN]
     better.sort(key=lambda mode: mode.gain, reverse=True)
     start = f"planned with these ranks' own times on {cluster.name}"
     if not better:
         return f"{start}, no mode is 5 % faster than {own.words}"
-    said = ", ".join(f"{mode.words} ({mode.gain:.2f} times)" for mode in better[:MOST_MODES])
+    said = ", ".join(f"{mode.words} ({mode.gain:.2f} times)" for mode in better[:MAX_MODES])
     return f"{start}, faster than {own.words}: {said}; accuracy is not predicted"
 
 
@@ -264,7 +264,7 @@ def _explain_folder(folder: Path, trust_code: bool) -> Explained:
     return Explained(explained, said, scored, others)
 
 
-MOST_IDLE = 0.2
+MAX_IDLE = 0.2
 """Share of the time that ranks idle with a server, above which other modes are planned."""
 
 
@@ -279,7 +279,7 @@ def _advice(
     seconds = shares.seconds if shares is not None else []
     if isinstance(explained, ServedExplanation):
         idle = [rank.idle or 0.0 for rank in explained.ranks]
-        is_worth_it |= sum(idle) > MOST_IDLE * len(idle)
+        is_worth_it |= sum(idle) > MAX_IDLE * len(idle)
         seconds = [rank.seconds for rank in explained.ranks]
     if not is_worth_it or not seconds:
         return []

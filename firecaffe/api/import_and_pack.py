@@ -14,7 +14,7 @@ from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import check_number, path_of
 from firecaffe.api.recipe_argument import parse_input
 from firecaffe.cluster.from_script import from_script
-from firecaffe.data.decode import MOST_PIXELS, cores
+from firecaffe.data.decode import MAX_PIXELS, cores
 from firecaffe.data.pack_images import Packing, PackOptions
 from firecaffe.data.pack_images import verify as verify_shards
 from firecaffe.data.pack_sources import open_source, with_test_part
@@ -35,9 +35,9 @@ from firecaffe.from_caffe.recipe import (
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.user_code import shown
-from firecaffe.value_checks import MOST_THREADS
+from firecaffe.value_checks import MAX_THREADS
 
-MOST_BROKEN = 20
+MAX_BROKEN = 20
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
 
 Progress = Callable[[int, int], None]
@@ -142,7 +142,7 @@ def pack(
 
     Raises: RecipeError for a wrong argument; DataError for a source that cannot be read.
     """
-    limits = {"resize": isqrt(MOST_PIXELS), "quality": 100, "threads": MOST_THREADS}
+    limits = {"resize": isqrt(MAX_PIXELS), "quality": 100, "threads": MAX_THREADS}
     for word, given in {"resize": resize, "quality": quality, "threads": threads}.items():
         if type(given) is not int or not 0 <= given <= limits[word]:
             raise RecipeError(
@@ -201,9 +201,9 @@ def describe(packed: PackedSet, root: str) -> list[str]:
         )
     if packed.skipped:
         lines.append(f"broken and left out: {len(packed.skipped)}")
-        lines += [f"  {line}" for line in packed.skipped[:MOST_BROKEN]]
-        if len(packed.skipped) > MOST_BROKEN:
-            lines.append(f"  and {len(packed.skipped) - MOST_BROKEN} more, in dataset.json")
+        lines += [f"  {line}" for line in packed.skipped[:MAX_BROKEN]]
+        if len(packed.skipped) > MAX_BROKEN:
+            lines.append(f"  and {len(packed.skipped) - MAX_BROKEN} more, in dataset.json")
     return lines
 
 

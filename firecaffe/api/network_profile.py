@@ -32,9 +32,9 @@ Shape = tuple[int, int, int]
 
 WORKERS = 8
 
-MOST_WORKERS = 1_000_000
+MAX_WORKERS = 1_000_000
 
-MOST_IMAGES = 1_000_000_000
+MAX_IMAGES = 1_000_000_000
 """Most images of a batch. A tensor of more than 2^63 bytes is impossible."""
 
 
@@ -100,10 +100,8 @@ def profile(
     Raises: RecipeError; CheckpointError for a damaged file.
     """
     check_count("batch_size", batch_size, 1)
-    if batch_size > MOST_IMAGES:
-        raise RecipeError(
-            f"{option('batch_size')} is {batch_size}; it must be 1 to {MOST_IMAGES:,}"
-        )
+    if batch_size > MAX_IMAGES:
+        raise RecipeError(f"{option('batch_size')} is {batch_size}; it must be 1 to {MAX_IMAGES:,}")
     count = _workers(workers, parallel)
     config, shape = network_of(str(model) if isinstance(model, Path) else model, args or {}, input)
     path, transfer, num_classes = Path(model), None, None
@@ -168,8 +166,8 @@ def _workers(workers: int | None, parallel: bool) -> int:
             "neither"
         )
     check_count("workers", workers, 1)
-    if workers > MOST_WORKERS:
-        raise RecipeError(f"{option('workers')} is {workers}; it must be 1 to {MOST_WORKERS:,}")
+    if workers > MAX_WORKERS:
+        raise RecipeError(f"{option('workers')} is {workers}; it must be 1 to {MAX_WORKERS:,}")
     return workers
 
 

@@ -18,7 +18,7 @@ from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.memory import most_micro_batch, usual_micro_batch
 from firecaffe.planner.of_parallel import RecipeLayout
 from firecaffe.planner.of_recipe import workload_of, workload_of_model
-from firecaffe.planner.offers import MOST_PER_NODE, USUAL_GBIT_PER_S, offers, rates_of
+from firecaffe.planner.offers import MAX_PER_NODE, USUAL_GBIT_PER_S, offers, rates_of
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
@@ -26,10 +26,10 @@ from firecaffe.resume_advice import option
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.user_code import shown
 
-MOST_WORKERS = 1_000_000
-LEAST_BATCH_SIZE = 256
+MAX_WORKERS = 1_000_000
+MIN_BATCH_SIZE = 256
 """Least global batch size of a network alone, if only its micro-batch size is given."""
-LEAST_MICRO_BATCHES = 32
+MIN_MICRO_BATCHES = 32
 """Least micro-batches of a network alone, if no global batch size is given."""
 
 Work = tuple[Workload, SynchronyConfig, ModelConfig, RecipeLayout | None]
@@ -105,7 +105,7 @@ def _work_alone(alone: NetworkAlone, chosen: Chosen) -> Work:
             f"{most_micro_batch(alone.device)} that fits the device and leaves each worker one"
         )
     if batch is None:
-        least = max(1, LEAST_BATCH_SIZE // micro) if alone.sizes[1] else LEAST_MICRO_BATCHES
+        least = max(1, MIN_BATCH_SIZE // micro) if alone.sizes[1] else MIN_MICRO_BATCHES
         most = max([*numbers_of(alone.workers), least])
         batch = most * micro
         said.append(
@@ -123,10 +123,8 @@ def numbers_of(typed: str) -> list[int]:
         raise RecipeError(
             f"{option('workers')} is {typed!r}; it must be numbers with commas between, as 1,2,4"
         ) from None
-    if workers and workers[-1] > MOST_WORKERS:
-        raise RecipeError(
-            f"{option('workers')} is {workers[-1]}; it must be at most {MOST_WORKERS}"
-        )
+    if workers and workers[-1] > MAX_WORKERS:
+        raise RecipeError(f"{option('workers')} is {workers[-1]}; it must be at most {MAX_WORKERS}")
     return workers
 
 
@@ -142,8 +140,8 @@ def clusters_of(
 ) -> list[Cluster]:
     """Return the clusters, the slowest link of a device first. Raises: RecipeError."""
     check_count("per_node", per_node, 1)
-    if per_node > MOST_PER_NODE:
-        raise RecipeError(f"{option('per_node')} is {per_node}; it must be at most {MOST_PER_NODE}")
+    if per_node > MAX_PER_NODE:
+        raise RecipeError(f"{option('per_node')} is {per_node}; it must be at most {MAX_PER_NODE}")
     if not device:
         refuse_beside("a cluster", links=links, per_node=per_node > 1)
         typed = commas("cluster", cluster)
@@ -232,6 +230,6 @@ def compressors_of(given: str | Sequence[str] | None, of_recipe: str = NO_COMPRE
 
 def workers_of(typed: str, work: Workload, cluster: Cluster) -> list[int]:
     if not typed:
-        most = min(work.num_micro_batches, cluster.most_devices or MOST_WORKERS)
+        most = min(work.num_micro_batches, cluster.most_devices or MAX_WORKERS)
         return [1 << k for k in range(most.bit_length())]
     return numbers_of(typed)

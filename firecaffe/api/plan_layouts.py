@@ -36,7 +36,7 @@ from firecaffe.planner.workload import LayerWork, Workload
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 
-MOST_OF_WAYS = 512
+MAX_WAYS_WORKERS = 512
 """Most workers: the search compares every pair of them."""
 
 WAY_HEADERS = (
@@ -76,10 +76,10 @@ class Parallel:
         """Plan the ways, and a recipe's layout `own`. Raises RecipeError if none is possible."""
         self.work, self.cluster = work, cluster
         workers = sorted({row.workers for row in rows if row.workers > 1})
-        if not workers or workers[-1] > MOST_OF_WAYS:
+        if not workers or workers[-1] > MAX_WAYS_WORKERS:
             most = max(row.workers for row in rows)
             raise RecipeError(
-                f"{option('ways')} plans for 2 to {MOST_OF_WAYS} workers; found {most}"
+                f"{option('ways')} plans for 2 to {MAX_WAYS_WORKERS} workers; found {most}"
             )
         self.chain = chain_of(config, work)
         self.plans: list[SplitPlan] = []
@@ -266,7 +266,7 @@ def _way_cells(plan: SplitPlan) -> list[str]:
     ]
 
 
-MOST_RANKS = 16
+MAX_RANKS = 16
 
 OWN, OTHERS = "█", "·"
 
@@ -387,5 +387,5 @@ def draw_stages(plan: SplitPlan, layers: Sequence[LayerWork]) -> str:
 
 
 def _check_ranks(workers: int) -> None:
-    if workers > MOST_RANKS:
-        raise RecipeError(f"{option('draw')} shows at most {MOST_RANKS} workers; found {workers}")
+    if workers > MAX_RANKS:
+        raise RecipeError(f"{option('draw')} shows at most {MAX_RANKS} workers; found {workers}")

@@ -1,7 +1,7 @@
 """The answer of `plan --device` for a buyer: which link, for how many workers, and why.
 
 Each sentence compares forecasts, with a band. A faster link is advised only if the whole band of
-its gain is at least LEAST_GAIN.
+its gain is at least MIN_GAIN.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from firecaffe.planner.published_trainings import epochs_law_of
 from firecaffe.planner.workload import Workload
 from firecaffe.value_checks import count_of
 
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """The least gain in samples/s, as a share, that a faster link must be sure to bring."""
 
 Offer = tuple[Cluster, Sequence[Forecast]]
@@ -116,7 +116,7 @@ class LinkChoice:
         if number == 0:
             return (
                 f"Buy the {link}: on {on_workers} it gives {_rate(rows[-1], in_full=True)}, and "
-                f"no faster link is sure to bring {LEAST_GAIN:.0%} more."
+                f"no faster link is sure to bring {MIN_GAIN:.0%} more."
             )
         return (
             f"Buy the {link}: on {on_workers} it gives {_rate(rows[-1], in_full=True)} instead of "
@@ -129,7 +129,7 @@ class LinkChoice:
         for later in self._faster(number):
             yield (
                 f"{self.offers[later][0].links[-1].name} brings "
-                f"{_gain_text(self._gain(later, number))}: not sure to be {LEAST_GAIN:.0%}."
+                f"{_gain_text(self._gain(later, number))}: not sure to be {MIN_GAIN:.0%}."
             )
 
     def _fewer(self, number: int) -> Iterator[str]:
@@ -244,11 +244,11 @@ def _coded(offers: Sequence[Offer]) -> list[str]:
 
 
 def chosen(work: Workload, offers: Sequence[tuple[Cluster, Forecast]]) -> int:
-    """The number of the slowest link that no faster one is sure to beat by LEAST_GAIN."""
+    """The number of the slowest link that no faster one is sure to beat by MIN_GAIN."""
 
     def is_beaten(number: int) -> bool:
         faster = offers[number + 1 :]
-        return any(gain_of(work, other, offers[number]).is_sure(LEAST_GAIN) for other in faster)
+        return any(gain_of(work, other, offers[number]).is_sure(MIN_GAIN) for other in faster)
 
     return next(number for number in range(len(offers)) if not is_beaten(number))
 

@@ -10,12 +10,12 @@ from firecaffe.cluster.world import join
 from firecaffe.data.decode import cores
 from firecaffe.errors import MemoryFullError
 from firecaffe.measure.step_times import time_steps
-from firecaffe.planner.calibrate import LEAST_ERROR, jitter_of, relative_spread
+from firecaffe.planner.calibrate import MIN_ERROR, jitter_of, relative_spread
 from firecaffe.planner.cluster import Cluster
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.resume_advice import option
 
-LEAST_S = 2.0
+MIN_S = 2.0
 
 
 def measured_here(
@@ -30,7 +30,7 @@ def measured_here(
     size = recipe.train.micro_batch_size
     with join(recipe.train.device) as world:
         try:
-            times = time_steps(recipe, world.device, size, LEAST_S)
+            times = time_steps(recipe, world.device, size, MIN_S)
         except torch.OutOfMemoryError as error:
             raise MemoryFullError(
                 f"train.micro_batch_size is {size}, which does not fit {world.device}"
@@ -38,7 +38,7 @@ def measured_here(
         is_gpu = world.device.type == "cuda"
         of_host = "" if is_gpu else f"; each node has the {cores()} cores of this host"
     step = times.measured(recipe)
-    step = replace(step, error=max(LEAST_ERROR, step.error))
+    step = replace(step, error=max(MIN_ERROR, step.error))
     said = (
         f"measured here: {step.model}, a micro-batch of {size} takes {step.compute_s * 1e3:.3g} "
         f"ms, which may be off by {step.error:.0%}; the update {step.update_s * 1e3:.3g} ms"

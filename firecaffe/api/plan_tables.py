@@ -24,7 +24,7 @@ from firecaffe.planner.modes import PlannedMode, hidden_s, modes_of, slowed_s
 from firecaffe.planner.published_trainings import contradictions, epochs_law_of
 from firecaffe.planner.workload import Workload
 from firecaffe.resume_advice import option
-from firecaffe.runs.noise_scale import MOST_SAMPLES
+from firecaffe.runs.noise_scale import MAX_SAMPLES
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 from firecaffe.user_code import shown
 from firecaffe.value_checks import count_of
@@ -32,7 +32,7 @@ from firecaffe.value_checks import count_of
 MODE_HEADERS = ("step", "samples/s", "gain", "staleness", "given up", "idle", "MB a step")
 
 
-LEAST_SLOWED = 0.01
+MIN_SLOWED = 0.01
 """The least slow-down of backward that is reported, as a share of a step."""
 
 
@@ -95,7 +95,7 @@ class Modes:
         pays = "more than" if saved_s > self._hidden_s else "less than"
         if self.row.workers > 1:
             slowed = ""
-            if self._slowed_s > LEAST_SLOWED * self.row.step_s:
+            if self._slowed_s > MIN_SLOWED * self.row.step_s:
                 slowed = f", which it slows down by {self._slowed_s * 1e3:.3g} ms"
             said.append(
                 f"Local steps save {saved_s * 1e3:.3g} ms of exchange a step, {pays} the "
@@ -285,9 +285,9 @@ def does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> 
     )
 
 
-LEAST_SCALE = 0.001
-MOST_BATCH = 1_000_000_000
-LEAST_EPOCHS, MOST_EPOCHS = 0.001, 1_000_000
+MIN_SCALE = 0.001
+MAX_BATCH = 1_000_000_000
+MIN_EPOCHS, MAX_EPOCHS = 0.001, 1_000_000
 PAIR = re.compile(r"(\d+)=(\d+\.?\d*)")
 
 
@@ -295,10 +295,10 @@ def parse_epochs(given: str | Mapping[int, float], noise_scale: float | None) ->
     """Return the law through the user's batches and epochs; None for none. Raises: RecipeError."""
     if noise_scale is not None:
         check_number("noise_scale", noise_scale)
-        if not LEAST_SCALE <= noise_scale <= MOST_SAMPLES:
+        if not MIN_SCALE <= noise_scale <= MAX_SAMPLES:
             raise RecipeError(
                 f"{option('noise_scale')} is {noise_scale:g}; it must be samples, from "
-                f"{LEAST_SCALE:g} to {MOST_SAMPLES:g}"
+                f"{MIN_SCALE:g} to {MAX_SAMPLES:g}"
             )
         if not given:
             raise RecipeError(
@@ -319,8 +319,8 @@ def parse_epochs(given: str | Mapping[int, float], noise_scale: float | None) ->
     wrong = next((pair for pair in pairs if pair and not _is_bounded(pair)), None)
     if wrong is not None:
         raise RecipeError(
-            f"{option('epochs')} has {shown(wrong[0])}; batches must be 1 to {MOST_BATCH:,}, and "
-            f"epochs {LEAST_EPOCHS:g} to {MOST_EPOCHS:,}"
+            f"{option('epochs')} has {shown(wrong[0])}; batches must be 1 to {MAX_BATCH:,}, and "
+            f"epochs {MIN_EPOCHS:g} to {MAX_EPOCHS:,}"
         )
     points = tuple(BatchPoint(int(pair[1]), float(pair[2])) for pair in pairs if pair)
     try:
@@ -331,7 +331,7 @@ def parse_epochs(given: str | Mapping[int, float], noise_scale: float | None) ->
 
 def _is_bounded(pair: re.Match[str]) -> bool:
     batch, epochs = float(pair[1]), float(pair[2])
-    return 1 <= batch <= MOST_BATCH and LEAST_EPOCHS <= epochs <= MOST_EPOCHS
+    return 1 <= batch <= MAX_BATCH and MIN_EPOCHS <= epochs <= MAX_EPOCHS
 
 
 def epochs_sentences(work: Workload, rows: Sequence[Forecast]) -> Iterator[str]:

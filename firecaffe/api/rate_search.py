@@ -29,7 +29,7 @@ from firecaffe.tuning.accuracy_verdict import KEPT
 from firecaffe.tuning.batch_search import TuneRequest, TuneResult, recipe_file
 from firecaffe.tuning.batch_search import tune as search
 
-MOST_TRAININGS = 10_000
+MAX_TRAININGS = 10_000
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,13 +113,13 @@ def tune(
     check_count("seeds", seeds, 1)
     check_count("nproc_per_node", nproc_per_node, 1)
     check_count("side_by_side", side_by_side, 0)
-    if seeds > MOST_TRAININGS:
-        raise RecipeError(f"{option('seeds')} is {seeds}; it must be at most {MOST_TRAININGS:,}")
+    if seeds > MAX_TRAININGS:
+        raise RecipeError(f"{option('seeds')} is {seeds}; it must be at most {MAX_TRAININGS:,}")
     check_number("budget", budget)
-    if not 0 < budget <= MOST_TRAININGS:
+    if not 0 < budget <= MAX_TRAININGS:
         raise RecipeError(
             f"{option('budget')} is {budget:g}; it must be more than 0 and at most "
-            f"{MOST_TRAININGS:,}"
+            f"{MAX_TRAININGS:,}"
         )
     own = "recipe" if isinstance(recipe, Recipe) else Path(recipe).stem
     stem = f"{name or own}_b{global_batch_size}"

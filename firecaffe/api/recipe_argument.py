@@ -29,7 +29,7 @@ def recipe_of(recipe: Any) -> CheckedRecipe:
     return check_recipe(recipe)
 
 
-MOST_PIXELS = 65_536
+MAX_PIXELS = 65_536
 
 
 def network_of(
@@ -52,10 +52,10 @@ def parse_input(text: str, word: str) -> tuple[int, int, int]:
         channels, rows, columns = (int(part) for part in text.split("x"))
     except (ValueError, AttributeError, TypeError):  # the last two: no text
         channels = rows = columns = 0
-    if min(channels, rows, columns) < 1 or max(channels, rows, columns) > MOST_PIXELS:
+    if min(channels, rows, columns) < 1 or max(channels, rows, columns) > MAX_PIXELS:
         raise RecipeError(
             f"{word} is {text!r}; it must be channels x rows x columns, as 3x224x224, each 1 to "
-            f"{MOST_PIXELS:,}"
+            f"{MAX_PIXELS:,}"
         )
     return channels, rows, columns
 

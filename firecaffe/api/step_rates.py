@@ -37,7 +37,7 @@ SHORT_LAYER_NAMES = {
     "normalization": "norm",
     "activation": "act",
 }
-MOST_SECONDS = 3600
+MAX_SECONDS = 3600
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,8 +124,8 @@ def bench_step(
     numbers = _sizes(commas("sizes", sizes))
     _check_memory(checked, max(numbers))
     check_number("seconds", seconds)
-    if not 0 <= seconds <= MOST_SECONDS:
-        raise RecipeError(f"{option('seconds')} is {seconds:g}; it must be 0 to {MOST_SECONDS}")
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise RecipeError(f"{option('seconds')} is {seconds:g}; it must be 0 to {MAX_SECONDS}")
     extended = cluster_to_write(write, overwrite, cluster)
     with join(checked.train.device) as world:
         steps = [_time(checked, world, size, seconds) for size in numbers]

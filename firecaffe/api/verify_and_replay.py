@@ -29,7 +29,7 @@ from firecaffe.training.checks import preflight
 from firecaffe.training.load import check_named
 from firecaffe.training.verification import Verified, verify_run
 from firecaffe.training.verification import replay as replay_run
-from firecaffe.value_checks import MOST_STEPS
+from firecaffe.value_checks import MAX_STEPS
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _over(config: ParallelConfig, kind: str | None, data: int, size: int) -> Par
 NEEDED = ("model", "data", "task")
 """Recipe sections that determine what is computed."""
 
-MOST_LISTED = 4
+MAX_LISTED = 4
 
 
 @dataclass(frozen=True, repr=False)
@@ -240,8 +240,8 @@ def verify(
     argument, or a mode of synchrony whose results depend on the number of workers.
     """
     check_count("steps", steps, 1)
-    if steps > MOST_STEPS:
-        raise RecipeError(f"{option('steps')} is {steps}; it must be at most {MOST_STEPS:,}")
+    if steps > MAX_STEPS:
+        raise RecipeError(f"{option('steps')} is {steps}; it must be at most {MAX_STEPS:,}")
     if isinstance(recipe, str | Path) and Path(recipe).is_dir():
         if nproc_per_node is not None:
             raise RecipeError(
@@ -332,7 +332,7 @@ def line(found: Verified) -> str:
 
 
 def _steps(steps: Sequence[int]) -> str:
-    if len(steps) > MOST_LISTED:
+    if len(steps) > MAX_LISTED:
         return f"{len(steps):,} steps, {steps[0]:,} to {steps[-1]:,}"
     return f"step{'s' * (len(steps) > 1)} {', '.join(f'{step:,}' for step in steps)}"
 

@@ -19,7 +19,7 @@ from firecaffe.caffe.layers.spec import Shape, ignore_other_types, shown
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.meta_kernels import on_meta, without_compiler
 
-MOST_NUMBERS = 2**31 - 1
+MAX_NUMBERS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -167,10 +167,10 @@ def _make(step: GraphStep, bottoms: list[Tensor], phase: str) -> nn.Module:
 
 
 def _check_size(layer: Message, name: str, shape: Shape) -> None:
-    if min(shape, default=0) < 0 or math.prod(shape) > MOST_NUMBERS:
+    if min(shape, default=0) < 0 or math.prod(shape) > MAX_NUMBERS:
         raise layer.error(
             f"{layer.text('type')} {layer.text('name')!r} has {name!r} of {shown(shape)}; expected "
-            f"at most {MOST_NUMBERS:,} numbers, as in Caffe"
+            f"at most {MAX_NUMBERS:,} numbers, as in Caffe"
         )
 
 

@@ -19,9 +19,9 @@ from firecaffe.caffe.text import decoded
 
 VARINT, FIXED64, BYTES, GROUP, END_OF_GROUP, FIXED32 = range(6)
 WIDTHS = {FIXED64: 8, FIXED32: 4}
-MOST_FIELDS = 300_000
-MOST_DEPTH = 50
-MOST_TAG = 2**32 - 1
+MAX_FIELDS = 300_000
+MAX_DEPTH = 50
+MAX_TAG = 2**32 - 1
 NO_FIELD = "no field begins here; expected protobuf's binary format"
 INT64, UINT64 = 2**63, 2**64
 
@@ -43,7 +43,7 @@ class WirePart(NamedTuple):
 class Wire:
     def __init__(self, content: bytes | mmap.mmap, where: str) -> None:
         self.content, self.where = content, where
-        self.left = MOST_FIELDS
+        self.left = MAX_FIELDS
 
     def __len__(self) -> int:
         return len(self.content)
@@ -58,13 +58,13 @@ class Wire:
         while at < stop:
             self.left -= 1
             if self.left < 0:
-                raise self.error(at, f"more than {MOST_FIELDS:,} fields")
+                raise self.error(at, f"more than {MAX_FIELDS:,} fields")
             begin = at
             part, at = self._part(at, stop)
             if part.kind == GROUP:
                 groups.append(part.number)
-                if len(groups) > MOST_DEPTH:
-                    raise self.error(begin, f"groups are nested more than {MOST_DEPTH} deep")
+                if len(groups) > MAX_DEPTH:
+                    raise self.error(begin, f"groups are nested more than {MAX_DEPTH} deep")
             elif part.kind == END_OF_GROUP:
                 if not groups or groups.pop() != part.number:
                     raise self.error(begin, NO_FIELD)
@@ -116,7 +116,7 @@ class Wire:
         if tag > 127:
             tag, start = self.varint(at, stop)
         number, kind = tag >> 3, tag & 7
-        if not number or tag > MOST_TAG or kind > FIXED32:
+        if not number or tag > MAX_TAG or kind > FIXED32:
             raise self.error(at, NO_FIELD)
         if kind == VARINT:
             value, end = self.varint(start, stop)
@@ -190,9 +190,9 @@ LEGACY = (1, 2, 3, 4)
 """Field numbers of num, channels, height and width: the form of `shape` in older files."""
 DATA, SHAPE, DOUBLE_DATA = 5, 7, 8
 DIM = 1
-MOST_AXES = 32
-MOST_DIM = 2**31 - 1
-MOST_PIECES = 10_000
+MAX_AXES = 32
+MAX_DIM = 2**31 - 1
+MAX_PIECES = 10_000
 """The maximum fields into which the numbers of a blob may be split."""
 
 Array = NDArray[np.float32]
@@ -212,12 +212,12 @@ def read_blob(wire: Wire, start: int, stop: int) -> Array:
             piece = wire.fixed(part, 4 if part.number == DATA else 8)
             if piece is not None:
                 pieces[part.number].append(piece)
-            if len(pieces[part.number]) > MOST_PIECES:
-                raise wire.error(part.start, f"numbers in more than {MOST_PIECES:,} pieces")
+            if len(pieces[part.number]) > MAX_PIECES:
+                raise wire.error(part.start, f"numbers in more than {MAX_PIECES:,} pieces")
     shape = tuple(legacy.get(axis, 0) for axis in LEGACY) if legacy else tuple(dims)
     numbers = pieces[DOUBLE_DATA] if any(map(len, pieces[DOUBLE_DATA])) else pieces[DATA]
     count = sum(map(len, numbers))
-    if len(shape) > MOST_AXES or any(not 0 <= dim <= MOST_DIM for dim in shape):
+    if len(shape) > MAX_AXES or any(not 0 <= dim <= MAX_DIM for dim in shape):
         raise wire.error(start, f"a blob of shape {_shown(shape)}")
     if prod(shape) != count:
         raise wire.error(start, f"a blob of shape {_shown(shape)} with {count:,} numbers")
@@ -245,8 +245,8 @@ def _dims(wire: Wire, shape: WirePart) -> list[int]:
     for part in wire.parts(shape.start, shape.stop):
         for dim in wire.varints(part) if part.number == DIM else ():
             dims.append(dim)
-            if len(dims) > MOST_AXES:
-                raise wire.error(shape.start, f"a blob of more than {MOST_AXES} axes")
+            if len(dims) > MAX_AXES:
+                raise wire.error(shape.start, f"a blob of more than {MAX_AXES} axes")
     return dims
 
 
@@ -271,8 +271,8 @@ def write_mean(path: Path, image: Array) -> None:
 
 
 ITERATION, LEARNED_NET, HISTORY, CURRENT_STEP = 1, 2, 3, 4
-MOST_BLOBS = 20_000
-MOST_PATH_BYTES = 10_000
+MAX_BLOBS = 20_000
+MAX_PATH_BYTES = 10_000
 
 
 class SolverState(NamedTuple):
@@ -297,13 +297,13 @@ def read_solverstate(path: Path) -> SolverState:
         if part.kind == VARINT:
             numbers[part.number] = signed(part.value)
         elif part.kind == BYTES and part.number == LEARNED_NET:
-            if part.stop - part.start > MOST_PATH_BYTES:
-                raise wire.error(part.start, f"a path of more than {MOST_PATH_BYTES:,} bytes")
+            if part.stop - part.start > MAX_PATH_BYTES:
+                raise wire.error(part.start, f"a path of more than {MAX_PATH_BYTES:,} bytes")
             learned_net = decoded(wire.text(part))
         elif part.kind == BYTES and part.number == HISTORY:
             places.append(part)
-        if len(places) > MOST_BLOBS or len(numbers) > MOST_BLOBS:
-            raise wire.error(part.start, f"more than {MOST_BLOBS:,} blobs")
+        if len(places) > MAX_BLOBS or len(numbers) > MAX_BLOBS:
+            raise wire.error(part.start, f"more than {MAX_BLOBS:,} blobs")
     iteration, step = numbers.get(ITERATION, -1), numbers.get(CURRENT_STEP, 0)
     if iteration < 0 or step < 0:
         raise CaffeError(f"{path}: says no iteration; expected a .solverstate")

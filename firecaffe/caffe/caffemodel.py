@@ -19,7 +19,7 @@ from firecaffe.caffe.text import decoded
 from firecaffe.files import open_regular
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-MOST_ITEMS = 50_000
+MAX_ITEMS = 50_000
 
 
 def is_one(path: Path) -> bool:
@@ -49,8 +49,8 @@ def _layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
     def visit(name: str | bytes, item: Any) -> None:
         nonlocal count
         count += 1
-        if count > MOST_ITEMS:
-            raise CaffeError(f"{path}: more than {MOST_ITEMS:,} layers and blobs")
+        if count > MAX_ITEMS:
+            raise CaffeError(f"{path}: more than {MAX_ITEMS:,} layers and blobs")
         if isinstance(item, h5py.Dataset):
             layer, _, number = name.rpartition("/") if isinstance(name, str) else ("", "", "")
             if not number.isdecimal():
@@ -98,10 +98,10 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 NET_NAME = 1
-MOST_LAYERS = 10_000
-MOST_BLOBS = 20_000
-MOST_NAME_BYTES = 1_000
-MOST_MESSAGE_BYTES = 2**31 - 1
+MAX_LAYERS = 10_000
+MAX_BLOBS = 20_000
+MAX_NAME_BYTES = 1_000
+MAX_MESSAGE_BYTES = 2**31 - 1
 
 
 class LayerForm(NamedTuple):
@@ -142,10 +142,8 @@ def read(path: Path) -> dict[str, list[Array]]:
         num_layers += 1
         name, blobs = _layer(wire, part)
         num_blobs += len(blobs)
-        if num_layers > MOST_LAYERS or num_blobs > MOST_BLOBS:
-            raise wire.error(
-                part.start, f"more than {MOST_LAYERS:,} layers or {MOST_BLOBS:,} blobs"
-            )
+        if num_layers > MAX_LAYERS or num_blobs > MAX_BLOBS:
+            raise wire.error(part.start, f"more than {MAX_LAYERS:,} layers or {MAX_BLOBS:,} blobs")
         if blobs:
             blobs_by_layer[name] = [
                 binary.read_blob(wire, stored.start, stored.stop) for stored in blobs
@@ -161,10 +159,8 @@ def write(path: Path, layers: Sequence[TrainedLayer], name: str = "") -> None:
     """Write a .caffemodel. Raises CaffeError if it would be too large for protobuf; OSError."""
     parts = [*field(NET_NAME, name.encode()), *_written(layers)]
     size = sum(map(len, parts))
-    if size > MOST_MESSAGE_BYTES:
-        raise CaffeError(
-            f"{path}: would have {size:,} bytes; protobuf reads {MOST_MESSAGE_BYTES:,}"
-        )
+    if size > MAX_MESSAGE_BYTES:
+        raise CaffeError(f"{path}: would have {size:,} bytes; protobuf reads {MAX_MESSAGE_BYTES:,}")
     with path.open("wb") as file:
         file.writelines(parts)
 
@@ -195,13 +191,13 @@ def _within(
         if part.kind != BYTES:
             continue
         if part.number == form.name:
-            if part.stop - part.start > MOST_NAME_BYTES:
-                raise wire.error(part.start, f"a name of more than {MOST_NAME_BYTES:,} bytes")
+            if part.stop - part.start > MAX_NAME_BYTES:
+                raise wire.error(part.start, f"a name of more than {MAX_NAME_BYTES:,} bytes")
             name = decoded(wire.text(part))
         elif part.number == form.blobs:
             blobs.append(part)
-            if len(blobs) > MOST_BLOBS:
-                raise wire.error(part.start, f"more than {MOST_BLOBS:,} blobs")
+            if len(blobs) > MAX_BLOBS:
+                raise wire.error(part.start, f"more than {MAX_BLOBS:,} blobs")
         elif form.inner and part.number == form.inner:
             inner = [part]
     return name, blobs, inner

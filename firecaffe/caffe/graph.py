@@ -64,7 +64,7 @@ def _meets(rule: Message, state: NetState) -> bool:
     )
 
 
-MOST_NAMED = 12
+MAX_NAMED = 12
 
 FRESH = ("BatchNorm", "Bias", "Concat", "Convolution", "Eltwise", "InnerProduct", "Scale")
 """Types whose gradient does not need their (new) top, so that a ReLU may overwrite it."""
@@ -289,8 +289,8 @@ def _check_types(layers: Sequence[Message], kinds: Mapping[str, Kind]) -> None:
 
 
 def _lines(layers: Sequence[Message]) -> str:
-    lines = [str(layer.line) for layer in layers[:MOST_NAMED]]
-    more = " …" if len(layers) > MOST_NAMED else ""
+    lines = [str(layer.line) for layer in layers[:MAX_NAMED]]
+    more = " …" if len(layers) > MAX_NAMED else ""
     return f"{'line' if len(layers) == 1 else 'lines'} {', '.join(lines)}{more}"
 
 

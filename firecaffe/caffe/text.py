@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from firecaffe.caffe.message import CaffeError, Field, Message, Word, printable
 
-MOST_BYTES = 16 << 20
-MOST_VALUES = 40_000
-MOST_DEPTH = 50
-MOST_DIGITS = 400
-MOST_STRING_BYTES = 20_000
-MOST_WIDE_BYTES = 250_000
+MAX_BYTES = 16 << 20
+MAX_VALUES = 40_000
+MAX_DEPTH = 50
+MAX_DIGITS = 400
+MAX_STRING_BYTES = 20_000
+MAX_WIDE_BYTES = 250_000
 """The maximum bytes of strings that are not ASCII, which may take four times as much memory."""
 
 TOKEN = re.compile(
@@ -67,9 +67,9 @@ def read(path: Path) -> Message:
         if not path.is_file():
             raise CaffeError(f"{path}: is no file; expected a prototxt")
         size = path.stat().st_size
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             raise CaffeError(
-                f"{path}: {size:,} bytes; expected a prototxt, of text and at most {MOST_BYTES:,}"
+                f"{path}: {size:,} bytes; expected a prototxt, of text and at most {MAX_BYTES:,}"
             )
         content = path.read_bytes()
     except OSError as error:
@@ -123,8 +123,8 @@ class _Parser:
         return True
 
     def message(self, line: int, closing: bytes, depth: int) -> Message:
-        if depth > MOST_DEPTH:
-            raise self.error(f"messages are nested more than {MOST_DEPTH} deep", line)
+        if depth > MAX_DEPTH:
+            raise self.error(f"messages are nested more than {MAX_DEPTH} deep", line)
         fields: list[Field] = []
         while True:
             token = self.take()
@@ -153,8 +153,8 @@ class _Parser:
     def value(self, name: str, depth: int, has_colon: bool) -> int | float | str | Message:
         self.num_values += 1
         token = self.take()
-        if self.num_values > MOST_VALUES:
-            raise self.error(f"more than {MOST_VALUES:,} values", token.line)
+        if self.num_values > MAX_VALUES:
+            raise self.error(f"more than {MAX_VALUES:,} values", token.line)
         if token.text in CLOSING:
             return self.message(token.line, CLOSING[token.text], depth + 1)
         if not has_colon:
@@ -176,8 +176,8 @@ class _Parser:
 
     def number(self, token: Token) -> int | float:
         text = token.text.lower()
-        if len(text) > MOST_DIGITS:
-            raise self.error(f"a number of more than {MOST_DIGITS} signs", token.line)
+        if len(text) > MAX_DIGITS:
+            raise self.error(f"a number of more than {MAX_DIGITS} signs", token.line)
         if text.isdigit() and not re.match(rb"0[0-9]", text):
             return int(text) if int(text) < UINT64 else float(text)
         try:
@@ -199,8 +199,8 @@ class _Parser:
         parts, size = [], 0
         while True:
             size += len(token.text)
-            if size > MOST_STRING_BYTES:
-                raise self.error(f"a string of more than {MOST_STRING_BYTES:,} bytes", token.line)
+            if size > MAX_STRING_BYTES:
+                raise self.error(f"a string of more than {MAX_STRING_BYTES:,} bytes", token.line)
             parts.append(self.unquoted(token))
             if self.next.kind != "string":
                 break
@@ -208,8 +208,8 @@ class _Parser:
         content = b"".join(parts)
         if not content.isascii():
             self.num_wide += len(content)
-            if self.num_wide > MOST_WIDE_BYTES:
-                what = f"more than {MOST_WIDE_BYTES:,} bytes of strings that are not ASCII"
+            if self.num_wide > MAX_WIDE_BYTES:
+                what = f"more than {MAX_WIDE_BYTES:,} bytes of strings that are not ASCII"
                 raise self.error(what, token.line)
         return decoded(content)
 

@@ -21,7 +21,7 @@ from jsonargparse import ArgumentParser, Namespace
 from firecaffe.api.answer import Answer, make_console
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
-from firecaffe.files import MOST_BYTES, read_bytes
+from firecaffe.files import MAX_BYTES, read_bytes
 from firecaffe.output import harmless
 from firecaffe.value_checks import KINDS, did_you_mean
 
@@ -264,7 +264,7 @@ class Parser(ArgumentParser):
 
     def parse_path(self, path: Any, **more: Any) -> Namespace:
         """Parse a recipe's file, in which a path may not be UTF-8."""
-        content = read_bytes(str(path), MOST_BYTES).decode(errors="surrogateescape")
+        content = read_bytes(str(path), MAX_BYTES).decode(errors="surrogateescape")
         recipe: Namespace = self.parse_string(content, path=str(path), **more)
         return recipe
 

@@ -137,7 +137,7 @@ def make_parser_demo() -> Parser:
     )
 
 
-MOST_WORKERS = 4
+MAX_WORKERS = 4
 
 
 def main_demo(argv: list[str]) -> int:
@@ -152,7 +152,7 @@ def main_demo(argv: list[str]) -> int:
 
     recipe, _ = parse_recipe(make_parser_demo(), argv)
     recipe = _with_data(recipe)
-    counts = (1, max(2, min(MOST_WORKERS, _cores())))
+    counts = (1, max(2, min(MAX_WORKERS, _cores())))
     twins = by_workers(recipe, counts)
     check_twins(twins)
     with tempfile.TemporaryDirectory(prefix="firecaffe-demo-") as parent:

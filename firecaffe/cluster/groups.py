@@ -52,7 +52,7 @@ from firecaffe.errors import LauncherLostError, LaunchError
 ALL = "all"
 """A key, set once all ranks have called in: to an empty text, or to the problem."""
 
-MOST_NAMED = 8
+MAX_NAMED = 8
 
 
 def register_rank(store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
@@ -82,7 +82,7 @@ def register_rank(store: Store, rank: int, world_size: int, timeout: timedelta) 
 def _missing(store: Store, world_size: int, timeout: timedelta) -> str:
     numbers = range(world_size)
     missing = [str(number) for number in numbers if not store.check([f"here/{number}/count"])]
-    named = ", ".join(missing[:MOST_NAMED]) + (", …" if len(missing) > MOST_NAMED else "")
+    named = ", ".join(missing[:MAX_NAMED]) + (", …" if len(missing) > MAX_NAMED else "")
     return (
         f"{world_size - len(missing)} of WORLD_SIZE={world_size} ranks came in "
         f"{timeout.total_seconds():.0f} s; there is no rank {named}: start it, or set WORLD_SIZE "

@@ -83,7 +83,7 @@ class Hosts:
         return str(self.min_nodes) if is_fixed else f"{self.min_nodes} to {self.max_nodes}"
 
 
-MOST_HOSTS = 10_000
+MAX_HOSTS = 10_000
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
@@ -91,9 +91,9 @@ def parse_nodes(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     least = int(match[1]) if match else 0
     most = int(match[2] or least) if match else 0
-    if not 1 <= least <= most <= MOST_HOSTS:
+    if not 1 <= least <= most <= MAX_HOSTS:
         raise RecipeError(
-            f"--nnodes is {text!r}; it must be N, or MIN:MAX with 1 <= MIN <= MAX <= {MOST_HOSTS:,}"
+            f"--nnodes is {text!r}; it must be N, or MIN:MAX with 1 <= MIN <= MAX <= {MAX_HOSTS:,}"
         )
     return least, most
 

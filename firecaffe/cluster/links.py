@@ -37,7 +37,7 @@ from firecaffe.cluster.addresses import (
 from firecaffe.cluster.pulse import try_lock, unlock
 from firecaffe.cluster.secret import BACKLOG, accept, own_secret, prove, signed
 from firecaffe.cluster.watch_message import (
-    MOST_BYTES,
+    MAX_BYTES,
     PULSE,
     RankProgress,
     Standing,
@@ -253,7 +253,7 @@ def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.s
 TCP_INFO = struct.Struct("=56xI")
 """The offset of tcpi_last_ack_recv (ms) in Linux's tcp_info."""
 
-MOST_UNSENT_BYTES = 2 * MOST_BYTES
+MAX_UNSENT_BYTES = 2 * MAX_BYTES
 """Most unsent bytes for a rank that does not read; further messages are dropped."""
 TURN_S = 0.01
 
@@ -289,7 +289,7 @@ class Neighbour:
     def send(self, message: bytes) -> None:
         """Send a message; what the kernel does not accept is sent with the next one."""
         with self._lock:
-            if len(self._unsent) + len(message) <= MOST_UNSENT_BYTES:
+            if len(self._unsent) + len(message) <= MAX_UNSENT_BYTES:
                 self._unsent += message
         self.flush()
 

@@ -35,7 +35,7 @@ SECRET = "FIRECAFFE_SECRET"
 
 LEAST = 16
 
-MOST_BYTES = 4096
+MAX_BYTES = 4096
 
 HOW = "make one with: (umask 077; head -c 32 /dev/urandom | base64 > FILE)"
 
@@ -74,7 +74,7 @@ def read_secret(path: str) -> bytes:
                     f"{word} has mode {mode:04o}, so others may read it or write to it; "
                     f"it must be 0600 (chmod 600 {path})"
                 )
-            text = file.read(MOST_BYTES).decode()
+            text = file.read(MAX_BYTES).decode()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise LaunchError(f"{word} cannot be read: {reason}; {HOW}") from error
@@ -199,11 +199,11 @@ CALL_BYTES = CHALLENGE_BYTES + RANK.size + MAC_BYTES
 PROVE_S = 10.0
 """Seconds for a caller to prove itself; a rank needs milliseconds, unless it is stopped."""
 
-MOST_UNPROVED = 256
+MAX_UNPROVED = 256
 """Most callers at the same time that have not proved themselves yet."""
 
-LEAST_S = 1.0
-"""Seconds that each caller has in any case, even if there are more than MOST_UNPROVED."""
+MIN_S = 1.0
+"""Seconds that each caller has in any case, even if there are more than MAX_UNPROVED."""
 
 POLL_S = 0.1
 
@@ -263,12 +263,12 @@ class _Callers:
         now = time.monotonic()
         while self._there and now - self._oldest.since_s > PROVE_S:
             self._drop_oldest()
-        if len(self._there) >= MOST_UNPROVED and now - self._oldest.since_s > LEAST_S:
+        if len(self._there) >= MAX_UNPROVED and now - self._oldest.since_s > MIN_S:
             self._drop_oldest()
         poll = select.poll()  # epoll would take a descriptor of its own
         for descriptor in self._there:
             poll.register(descriptor, select.POLLIN)
-        if len(self._there) < MOST_UNPROVED:
+        if len(self._there) < MAX_UNPROVED:
             poll.register(self._listener, select.POLLIN)
         proved = []
         for descriptor, _ in poll.poll(1000 * max(0.0, min(POLL_S, deadline - now))):

@@ -35,7 +35,7 @@ from firecaffe.cluster.watch_message import (
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 
-MOST_KEPT = 10_000
+MAX_KEPT = 10_000
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RoundTrips:
     """The newest round trips. One thread adds them, another takes them."""
 
     def __init__(self) -> None:
-        self._kept: deque[RoundTrip] = deque(maxlen=MOST_KEPT)
+        self._kept: deque[RoundTrip] = deque(maxlen=MAX_KEPT)
 
     def add(self, trip: RoundTrip) -> None:
         self._kept.append(trip)

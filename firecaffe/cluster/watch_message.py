@@ -4,7 +4,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from firecaffe.faults import MOST_TEXT
+from firecaffe.faults import MAX_TEXT
 
 HEADER = struct.Struct("!BI?I?IQQI")
 """Fields: kind; step, waits; step, waits, rank of the rank furthest behind; clock, echo; bytes."""
@@ -16,7 +16,7 @@ A pulse is the beat of the process next to the rank, and shows only that the ran
 parting says that another rank has said goodbye. Faults and partings are passed on.
 """
 
-MOST_BYTES = 40 * MOST_TEXT
+MAX_BYTES = 40 * MAX_TEXT
 """Most bytes of a message's text."""
 
 NOBODY = (1 << 32) - 1
@@ -71,7 +71,7 @@ def take_messages(received: bytearray) -> list[WatchMessage]:
     taken = []
     while len(received) >= HEADER.size:
         kind, step, waits, *behind, clock_ns, echo_ns, length = HEADER.unpack_from(received)
-        if length > MOST_BYTES or kind > PARTING:
+        if length > MAX_BYTES or kind > PARTING:
             received.clear()  # no rank of ours sends this
             break
         if len(received) < HEADER.size + length:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from firecaffe.errors import RecipeError
-from firecaffe.value_checks import MOST_STEPS, check_limits
+from firecaffe.value_checks import MAX_STEPS, check_limits
 
 MAGNITUDE: Literal["magnitude"] = "magnitude"
 GRADUAL = "gradual"
@@ -13,7 +13,7 @@ LAYER: Literal["layer"] = "layer"
 ALL = "all"
 ADAPTIVE = "adaptive"
 
-MOST_BITS = 16
+MAX_BITS = 16
 """The most bits of a shared weight. A layer with more values than 2^16 is not shared."""
 
 
@@ -89,13 +89,13 @@ def check_prune(words: PruneConfig) -> None:
     for pattern, deviations in words.threshold.items():
         if not 0 < deviations < float("inf"):
             raise RecipeError(f"prune.threshold {pattern!r} is {deviations}; it must be above 0")
-    check_limits("prune", words, {"every": (1, MOST_STEPS), "steps": (0, MOST_STEPS)})
+    check_limits("prune", words, {"every": (1, MAX_STEPS), "steps": (0, MAX_STEPS)})
 
 
 def check_share(words: ShareConfig) -> None:
     for pattern, bits in words.bits.items():
-        if not 1 <= bits <= MOST_BITS:
-            raise RecipeError(f"share.bits {pattern!r} is {bits}; it must be 1 to {MOST_BITS}")
+        if not 1 <= bits <= MAX_BITS:
+            raise RecipeError(f"share.bits {pattern!r} is {bits}; it must be 1 to {MAX_BITS}")
 
 
 def prune_notes(words: PruneConfig, steps: int) -> list[str]:

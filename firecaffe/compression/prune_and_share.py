@@ -230,7 +230,7 @@ def hysteresis_mask(weights: Tensor, threshold: float, mask: Tensor) -> Tensor:
     return (size > RETURN * threshold) | (mask & (size > HOLD * threshold))
 
 
-MOST_ROUNDS = 10_000
+MAX_ROUNDS = 10_000
 """The maximum rounds of k-means, which mostly converges after some hundreds."""
 
 
@@ -283,7 +283,7 @@ def lloyd(ordered: Tensor, values: Tensor) -> Tensor:
     sums = torch.cat([ordered.new_zeros(1), ordered.cumsum(0)])
     ends = torch.tensor([0, len(ordered)])
     before = ends
-    for _ in range(MOST_ROUNDS):
+    for _ in range(MAX_ROUNDS):
         middles = (values[1:] + values[:-1]) / 2
         edges = torch.cat([ends[:1], torch.searchsorted(ordered, middles, right=True), ends[1:]])
         if torch.equal(edges, before):

@@ -205,7 +205,7 @@ def _weights(
     return first.clip(0, size - 1), (first + 1).clip(0, size - 1), weights[0], weights[1]
 
 
-MOST_LIST_BYTES = 1 << 30
+MAX_LIST_BYTES = 1 << 30
 
 
 class Record(NamedTuple):
@@ -353,7 +353,7 @@ def read_lines(path: Path) -> list[str]:
     """Read the lines of a list that are not empty. Raises DataError if there are none."""
     try:
         with reading(path):
-            text = read_bytes(path, MOST_LIST_BYTES).decode()
+            text = read_bytes(path, MAX_LIST_BYTES).decode()
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: is no text; expected a list of files") from error
     except ValueError as error:

@@ -137,7 +137,7 @@ class HeldTops(Tops):
 DAMAGED = (OSError, RuntimeError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
 """The errors that h5py raises for a damaged file, at any access."""
 
-FEW_BYTES, MOST_RATIO = 1 << 24, 1 << 10
+FEW_BYTES, MAX_RATIO = 1 << 24, 1 << 10
 """Limits of a tensor in bytes, and per byte of its file: deflate's ratio is no higher."""
 
 
@@ -226,7 +226,7 @@ def _shape(path: Path, file: Any, top: str) -> tuple[int, ...]:
     if stored.external or stored.is_virtual:
         raise DataError(f"{path}: its {top} is in other files; expected numbers in the file itself")
     needed = max(4, stored.dtype.itemsize) * max(prod(shape), prod(stored.chunks or ()))
-    most = max(FEW_BYTES, MOST_RATIO * path.stat().st_size)
+    most = max(FEW_BYTES, MAX_RATIO * path.stat().st_size)
     if needed > most:
         raise DataError(
             f"{path}: {top} would take {needed:,} bytes; at most {most:,} are read from a file of "

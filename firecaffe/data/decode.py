@@ -32,7 +32,7 @@ from torch.nn.functional import interpolate
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.errors import DataError
 
-MOST_PIXELS = 1 << 28
+MAX_PIXELS = 1 << 28
 """Maximum pixels of an image: 0.8 GB decoded. Cameras have up to 200 million."""
 
 # Photos have 2 to 30 pixels per byte. Scanned pages and masks have the most per byte, but hardly
@@ -43,7 +43,7 @@ FEW_PIXELS, PIXELS_PER_BYTE = 16_000_000, 256
 STRIP_PIXELS = 1 << 20
 """Pixels converted to RGB at a time, so that memory does not hold an image twice."""
 
-MOST_ASPECT_RATIO = 8
+MAX_ASPECT_RATIO = 8
 """Largest ratio of sides that is scaled. The rest is cut: it is never seen, and fills memory."""
 
 JPEG = b"\xff\xd8"
@@ -133,7 +133,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def check_size(rows: int, columns: int, file_bytes: int) -> None:
     """Raise BrokenSampleError if a file of that size may not have that many pixels."""
-    most = min(MOST_PIXELS, max(FEW_PIXELS, PIXELS_PER_BYTE * file_bytes))
+    most = min(MAX_PIXELS, max(FEW_PIXELS, PIXELS_PER_BYTE * file_bytes))
     if not 0 < rows * columns <= most:
         raise BrokenSampleError(
             f"not a whole image: {rows} x {columns} pixels, and more than {most / 1e6:.0f} million "
@@ -153,9 +153,9 @@ def scale(image_CHW: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def scale_shorter_side(image_CHW: Tensor, side: int) -> Tensor:
-    """Scale the shorter side to `side`, after cutting a long side to MOST_ASPECT_RATIO times it."""
+    """Scale the shorter side to `side`, after cutting a long side to MAX_ASPECT_RATIO times it."""
     _, rows, columns = image_CHW.shape
-    most = MOST_ASPECT_RATIO * min(rows, columns)
+    most = MAX_ASPECT_RATIO * min(rows, columns)
     if max(rows, columns) > most:
         top, left = max(0, (rows - most) // 2), max(0, (columns - most) // 2)
         image_CHW = image_CHW[:, top : top + most, left : left + most]
@@ -236,7 +236,7 @@ def replaced_note(broken: Sequence[str]) -> str:
     )
 
 
-MOST_REPLACED = 100
+MAX_REPLACED = 100
 """Consecutive damaged images after which the data set counts as damaged."""
 
 PARTS_PER_THREAD = 2
@@ -333,7 +333,7 @@ class DecodedSet:
         return [self._one(transform, images_BCHW, place, samples[place]) for place in places]
 
     def _one(self, transform: Transform, images_BCHW: Tensor, place: int, sample: int) -> int:
-        for number in range(sample, sample + MOST_REPLACED):
+        for number in range(sample, sample + MAX_REPLACED):
             number %= len(self)
             try:
                 images_BCHW[place] = transform(self._decoded(number), place)
@@ -343,7 +343,7 @@ class DecodedSet:
                     raise BrokenSampleError(f"{error}; {TO_SKIP}") from error.__cause__
                 self.skipped[number] = str(error)
         raise DataError(
-            f"{self.skipped[sample]}; and so are the {MOST_REPLACED - 1} after it: the data set "
+            f"{self.skipped[sample]}; and so are the {MAX_REPLACED - 1} after it: the data set "
             "is broken, not an image"
         )
 

@@ -12,7 +12,7 @@ from firecaffe.data.dataset import reading
 from firecaffe.errors import DataError
 from firecaffe.files import open_regular, read_bytes
 
-MOST_BYTES = 2**31
+MAX_BYTES = 2**31
 """Largest size of an image file."""
 
 HEAD_BYTES = 1 << 18
@@ -132,7 +132,7 @@ def read_image_file(path: str | Path) -> bytes:
     """Read a file. Raises DataError if it is missing, too long or not a regular file."""
     try:
         with reading(path):
-            return read_bytes(path, MOST_BYTES)
+            return read_bytes(path, MAX_BYTES)
     except ValueError as error:
         raise DataError(f"{path}: {error}") from error
 

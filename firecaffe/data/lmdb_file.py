@@ -53,9 +53,9 @@ EMPTY = 2**64 - 1
 """The root of a tree without values."""
 
 PAGE_SIZES = tuple(1 << bits for bits in range(9, 17))
-MOST_DEPTH = 32
-MOST_KEY = (1 << 16) - 1
-LEAST_NODE = NODE_BYTES + 2
+MAX_DEPTH = 32
+MAX_KEY = (1 << 16) - 1
+MIN_NODE = NODE_BYTES + 2
 """Minimum bytes of a page that a node uses, with its offset."""
 
 LOOKED_AT = 1 << 20
@@ -88,7 +88,7 @@ class LmdbFile:
         return len(self._nodes_N)
 
     def key(self, number: int) -> bytes:
-        node = self._read(int(self._nodes_N[number]), NODE_BYTES + MOST_KEY, or_less=True)
+        node = self._read(int(self._nodes_N[number]), NODE_BYTES + MAX_KEY, or_less=True)
         return node[NODE_BYTES:][: int.from_bytes(node[NODE_BYTES - 2 : NODE_BYTES], "little")]
 
     def value(self, number: int) -> bytes:
@@ -122,8 +122,8 @@ class LmdbFile:
         return page_size, root, depth, 0 if root == EMPTY else count, transaction
 
     def _leaves(self, root: int, depth: int) -> Numbers:
-        if not 0 < depth <= MOST_DEPTH:
-            raise self._damaged(f"its tree is {depth} pages deep; at most {MOST_DEPTH}")
+        if not 0 < depth <= MAX_DEPTH:
+            raise self._damaged(f"its tree is {depth} pages deep; at most {MAX_DEPTH}")
         pages, pages_left = np.array([root], np.uint64), self._last
         for _ in range(depth - 1):
             children = []
@@ -174,7 +174,7 @@ class LmdbFile:
             stored_numbers = np.frombuffer(content, "<u8").reshape(len(part), -1)[:, 0]
             counts = (lower - PAGE_BYTES) // 2
             fits = (counts >= (kind == BRANCH)) & (lower <= upper) & (upper <= size)
-            fits &= PAGE_BYTES + counts * LEAST_NODE <= size
+            fits &= PAGE_BYTES + counts * MIN_NODE <= size
             wrong = (stored_numbers != part) | (kinds & KINDS != kind) | ~fits
             if wrong.any():
                 raise self._damaged(f"page {part[wrong][0]} is none of its tree's")

@@ -35,7 +35,7 @@ from firecaffe.data.torch_set import TorchSet, from_torch, is_map_style
 from firecaffe.errors import DataError, FirecaffeError
 from firecaffe.generators import generators_kept, noticed
 from firecaffe.user_code import failed
-from firecaffe.value_checks import MOST_THREADS
+from firecaffe.value_checks import MAX_THREADS
 
 EXPECTED = (
     "expected a torch Dataset, firecaffe.TensorDataset(inputs, targets), the pair "
@@ -160,9 +160,9 @@ class CheckedSet:
         if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise DataError(f"{self.name}.num_classes is {count!r}; expected a whole number from 1")
         fetchers = self.fetchers
-        if type(fetchers) is not int or not 0 <= fetchers <= MOST_THREADS:
+        if type(fetchers) is not int or not 0 <= fetchers <= MAX_THREADS:
             raise DataError(
-                f"{self.name}.fetchers is {fetchers!r}; expected 0 to {MOST_THREADS}, the threads "
+                f"{self.name}.fetchers is {fetchers!r}; expected 0 to {MAX_THREADS}, the threads "
                 "that ask for batches"
             )
 

@@ -14,12 +14,12 @@ from firecaffe.data.caffe_records import check_protobuf, parse_datum
 from firecaffe.data.dataset import BrokenSampleError, reading
 from firecaffe.data.image_folder import SUFFIXES, is_hidden, is_image, kind_of, notes_of
 from firecaffe.data.lmdb_file import FILE, LmdbFile
-from firecaffe.data.pack_images import MOST_CLASSES, Part, Source
+from firecaffe.data.pack_images import MAX_CLASSES, Part, Source
 from firecaffe.errors import DataError
 from firecaffe.files import DAMAGED, limited, open_regular
 
 LABEL = ".cls"
-MOST_LABEL_BYTES = 64
+MAX_LABEL_BYTES = 64
 PARTS = {"train": "train", "test": "test", "val": "validation", "validation": "validation"}
 
 
@@ -141,15 +141,15 @@ def _listed(file: Path, unread: Counter[str]) -> tuple[list[_Member], list[_Memb
 
 
 def _read_label(member: _Member) -> int:
-    if member.length > MOST_LABEL_BYTES:
+    if member.length > MAX_LABEL_BYTES:
         raise DataError(
             f"{member.file}: {member.name} has {member.length:,} bytes; expected a number"
         )
     text = _read(member).decode("ascii", "replace").strip()
-    if not text.isdecimal() or int(text) >= MOST_CLASSES:
+    if not text.isdecimal() or int(text) >= MAX_CLASSES:
         raise DataError(
             f"{member.file}: {member.name} is {text[:40]!r}; expected a class's number below "
-            f"{MOST_CLASSES:,}"
+            f"{MAX_CLASSES:,}"
         )
     return int(text)
 
@@ -192,9 +192,9 @@ def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
             sizes.append(len(datum.data))
         if not labels:
             raise DataError(f"{path}: holds no images")
-        if min(labels) < 0 or max(labels) >= MOST_CLASSES:
+        if min(labels) < 0 or max(labels) >= MAX_CLASSES:
             wrong = min(labels) if min(labels) < 0 else max(labels)
-            raise DataError(f"{path}: has label {wrong}, expected 0 to {MOST_CLASSES - 1:,}")
+            raise DataError(f"{path}: has label {wrong}, expected 0 to {MAX_CLASSES - 1:,}")
         largest = max(largest, *labels)
         parts[name] = Part(
             [

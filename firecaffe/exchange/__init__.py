@@ -43,7 +43,7 @@ SEGMENTED = ("pipelined_tree", "double_tree")
 FULL_DUPLEX = ("sharded_parameter_server", "ring", "recursive_doubling", "halving_doubling")
 """The algorithms whose ranks send as much as they receive in each round."""
 
-MOST_LANES = 2
+MAX_LANES = 2
 """The most vectors that are worth exchanging at the same time."""
 
 NATIVE = "native"
@@ -71,7 +71,7 @@ def useful_lanes(name: str) -> int:
     would only wake more threads. In a tree, the next vector goes up while a total comes down. A
     library's all_reduce matches vectors by their order alone, so they go one by one.
     """
-    return 1 if name == NATIVE or name in FULL_DUPLEX else MOST_LANES
+    return 1 if name == NATIVE or name in FULL_DUPLEX else MAX_LANES
 
 
 def find_schedule(name: str, ranks_per_node: int = 1) -> Callable[[int, int], Schedule]:

@@ -38,7 +38,7 @@ TRAIN_NETS = ("net", "net_param", "train_net", "train_net_param")
 
 TEST_NETS = ("test_net", "test_net_param")
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ def is_net(message: Message) -> bool:
         return True
     if not any(message.has(name) for name in (*SOLVER_FIELDS, *TRAIN_NETS, *TEST_NETS)):
         names = [*dict.fromkeys(field.name for field in message.fields)]
-        says = f"says {', '.join(names[:MOST_NAMED])}" if names else "says nothing"
+        says = f"says {', '.join(names[:MAX_NAMED])}" if names else "says nothing"
         raise message.error(
-            f"the file {says}{' …' if len(names) > MOST_NAMED else ''}; expected a solver, which "
+            f"the file {says}{' …' if len(names) > MAX_NAMED else ''}; expected a solver, which "
             "has base_lr and lr_policy, or a net, which has layer { … }",
             0,
         )

@@ -178,7 +178,7 @@ def _clip(solver: Message, iter_size: int, report: Report) -> dict[str, Any]:
 
 FORMATS = ("HDF5", "BINARYPROTO")
 MODES = ("CPU", "GPU")
-MOST_ITER_SIZE = 1_000_000
+MAX_ITER_SIZE = 1_000_000
 SEEDS = 2**63
 
 
@@ -200,7 +200,7 @@ class TrainSettings:
 
 def read_training(solver: Message, report: Report) -> TrainSettings:
     iter_size = solver.integer("iter_size", 1)
-    if not 1 <= iter_size <= MOST_ITER_SIZE:
+    if not 1 <= iter_size <= MAX_ITER_SIZE:
         raise solver.error(f"iter_size is {iter_size}; expected 1 or more", "iter_size")
     train = _steps(solver, report) | _seed(solver, report) | _device(solver, report)
     test_iter, every = _tests(solver, report)

@@ -16,7 +16,7 @@ SHARDS: Literal["shards"] = "shards"
 TIMEOUTS_S = (0.1, 1e6)
 """The range of time-outs. Ranks cannot connect in less; no system clock can count more."""
 
-MOST_LEVEL = 20
+MAX_LEVEL = 20
 """The highest `compressor_level`: a node of this level sums a million micro-batches."""
 
 
@@ -89,9 +89,9 @@ def check_exchange(config: ExchangeConfig) -> None:
             f"exchange.compressor is {compressor!r}; it must be one of {', '.join(known)}"
             f"{did_you_mean(compressor, known)}"
         )
-    if not 0 <= config.compressor_level <= MOST_LEVEL:
+    if not 0 <= config.compressor_level <= MAX_LEVEL:
         raise RecipeError(
-            f"exchange.compressor_level is {config.compressor_level}; it must be 0 to {MOST_LEVEL}"
+            f"exchange.compressor_level is {config.compressor_level}; it must be 0 to {MAX_LEVEL}"
         )
     if config.bucket_bytes < 1:
         raise RecipeError(f"exchange.bucket_bytes is {config.bucket_bytes}; it must be at least 1")

@@ -32,9 +32,9 @@ TOLERANCE = 1e-3
 """The largest relative difference between two losses that counts as rounding."""
 COARSE = 3e-2
 
-MOST_SAMPLES = 16
+MAX_SAMPLES = 16
 
-EXACT, LEAST_APART = 2e-5, 0.1
+EXACT, MIN_APART = 2e-5, 0.1
 """Relative error of a weighted mean, and least relative difference of two losses to detect it."""
 
 REMEDY = "expected the mean over the micro-batch's samples, each with the same weight"
@@ -68,7 +68,7 @@ def mean_of(word: str, loss: Loss, outputs: Any, targets: Any) -> str:
     count = next((len(leaf) for leaf in leaves if leaf.ndim), 0)
     if not count or any(leaf.ndim == 0 or len(leaf) != count for leaf in leaves):
         return UNKNOWN
-    count = min(count, MOST_SAMPLES)
+    count = min(count, MAX_SAMPLES)
 
     def of(*places: int) -> float:
         index = torch.tensor(places, device=leaves[0].device)
@@ -126,7 +126,7 @@ def _is_weighted(
 ) -> bool:
     """Whether repeated samples give the loss that follows from the pair's weight."""
     one, other = losses[place], losses[place + 1]
-    apart = abs(one - other) > LEAST_APART * max(abs(one), abs(other))
+    apart = abs(one - other) > MIN_APART * max(abs(one), abs(other))
     if not apart or not min(one, other) < pair < max(one, other):
         return False
     # From pair = (one + weight * other) / (1 + weight).

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from firecaffe.exchange import MOST_LANES, NATIVE
+from firecaffe.exchange import MAX_LANES, NATIVE
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import find_route
 from firecaffe.measure.ranks_and_links import PairLink, RankFacts
@@ -70,16 +70,16 @@ def within_peak(device: Device) -> Device:
 
 
 ALPHA = 0.01
-LEAST_RATIO = 0.9
+MIN_RATIO = 0.9
 """A slow rank or link is only named if its rate is below this share of the others' median."""
 
-MOST_CLOCK_DIFFERENCE_S = 1.0
-LEAST_FREE_SHARE = 0.1
+MAX_CLOCK_DIFFERENCE_S = 1.0
+MIN_FREE_SHARE = 0.1
 
-MOST_LOOKUP_S = 2.0
+MAX_LOOKUP_S = 2.0
 """A lookup waits 5 s by default for a name server that does not answer."""
 
-MOST_LATENCY_RATIO = 2.0
+MAX_LATENCY_RATIO = 2.0
 
 USUAL_OVERHEAD_S = 2e-5
 
@@ -104,14 +104,14 @@ def findings(found: MeasuredCluster) -> list[str]:
     versions = defaultdict(list)
     for rank in found.ranks:
         versions[rank.versions].append(rank.rank)
-        if abs(rank.clock_s) > MOST_CLOCK_DIFFERENCE_S + rank.clock_error_s:
+        if abs(rank.clock_s) > MAX_CLOCK_DIFFERENCE_S + rank.clock_error_s:
             lines.append(f"clock: rank {rank.rank} on {rank.host} is {rank.clock_s:+.1f} s off")
-        if rank.free_memory_bytes < LEAST_FREE_SHARE * rank.memory_bytes:
+        if rank.free_memory_bytes < MIN_FREE_SHARE * rank.memory_bytes:
             lines.append(
                 f"memory: rank {rank.rank} on {rank.host} has {rank.free_memory_bytes / 1e9:.2f} "
                 f"of {rank.memory_bytes / 1e9:.3g} GB free"
             )
-        if rank.name_lookup_s > MOST_LOOKUP_S:
+        if rank.name_lookup_s > MAX_LOOKUP_S:
             lines.append(
                 f"name lookups: rank {rank.rank} on {rank.host} waits {rank.name_lookup_s:.1f} s "
                 "for the name of an address, and so does each connection of torch's store; let a "
@@ -136,7 +136,7 @@ def findings(found: MeasuredCluster) -> list[str]:
         f"latency varied: link {link.first} - {link.second} has {link.latency_s * 1e6:.3g} µs, its "
         f"median round trip {link.latency_ratio:.2g} times that; other work was on the processors"
         for link in found.links
-        if link.latency_ratio > MOST_LATENCY_RATIO
+        if link.latency_ratio > MAX_LATENCY_RATIO
     ]
     return [*lines, *_slow_links(between, hosts)]
 
@@ -197,7 +197,7 @@ def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[fl
     return {
         name: (middles[name][0], middles[name][1])
         for name, p_value in holm(p_values).items()
-        if p_value < ALPHA and middles[name][0] < LEAST_RATIO * middles[name][1]
+        if p_value < ALPHA and middles[name][0] < MIN_RATIO * middles[name][1]
     }
 
 
@@ -229,7 +229,7 @@ def cluster_of(found: MeasuredCluster, recipe: CheckedRecipe | None, name: str) 
         # Links within one host say nothing about links between hosts.
         most_devices=len(ranks) if hosts == 1 else 0,
         measured_devices=len(ranks),
-        lanes=MOST_LANES if hosts > 1 and not is_gpu else 1,
+        lanes=MAX_LANES if hosts > 1 and not is_gpu else 1,
         storage=Storage("the folder that was checked", median(reads) * size),
         sources=("firecaffe check",),
     )

@@ -60,13 +60,13 @@ def interpret(schedule: Schedule, vectors: list[Tensor]) -> list[Tensor]:
     return held
 
 
-MOST_INTERPRETED_BYTES = 2**22
+MAX_INTERPRETED_BYTES = 2**22
 """The most bytes over all ranks for which one process also computes the tree's bits."""
 
 # A prime, so that no shard's length is a multiple of it.
 _PERIOD = 65521
-_MOST_PATTERN = 15
-_MOST_WEIGHT = 255
+_MAX_PATTERN = 15
+_MAX_WEIGHT = 255
 
 _ROUNDING = 2.0**-20
 
@@ -114,7 +114,7 @@ def noise(rank: int, num_elements: int) -> Tensor:
 
 
 def is_small(world_size: int, num_elements: int) -> bool:
-    return num_elements * BYTES_PER_ELEMENT * world_size <= MOST_INTERPRETED_BYTES
+    return num_elements * BYTES_PER_ELEMENT * world_size <= MAX_INTERPRETED_BYTES
 
 
 def checks_bits(route: Route, num_elements: int) -> bool:
@@ -210,12 +210,12 @@ def _fault_of_encoded(world: World, way: EncodedSum, vector: Tensor) -> str:
 
 def _weights(world_size: int) -> Tensor:
     generator = torch.Generator().manual_seed(world_size)
-    return torch.randint(1, _MOST_WEIGHT + 1, (2, world_size), generator=generator)
+    return torch.randint(1, _MAX_WEIGHT + 1, (2, world_size), generator=generator)
 
 
 def _combine(weights: Tensor, num_elements: int) -> Tensor:
     generator = torch.Generator().manual_seed(_PERIOD)
-    patterns = torch.randint(1, _MOST_PATTERN + 1, (2, _PERIOD), generator=generator)
+    patterns = torch.randint(1, _MAX_PATTERN + 1, (2, _PERIOD), generator=generator)
     block = (weights[0] * patterns[0] + weights[1] * patterns[1]).to(torch.float32)
     return block.repeat(-(-num_elements // _PERIOD))[:num_elements]
 

@@ -35,7 +35,7 @@ from firecaffe.transport.link import (
     latency_samples_s,
 )
 
-LEAST_STREAM_S = 0.1
+MIN_STREAM_S = 0.1
 PINGS = 10
 BURSTS = 5
 PAUSE_S = 0.1
@@ -186,7 +186,7 @@ def _measure(world: World, first: int, second: int, in_host: bool) -> PairLink:
         for _ in range(BURSTS):
             time.sleep(PAUSE_S)
             latencies += latency_samples_s(group, peer, starts, world.device, PINGS)
-        rates = bandwidth_samples_bytes_per_s(group, peer, starts, world.device, LEAST_STREAM_S)
+        rates = bandwidth_samples_bytes_per_s(group, peer, starts, world.device, MIN_STREAM_S)
     return PairLink(first, second, tuple(latencies), tuple(rates), in_host)
 
 

@@ -43,10 +43,10 @@ from firecaffe.transport.link import finish
 from firecaffe.transport.local_ranks import LocalRanks
 from firecaffe.transport.worker import Worker
 
-MOST_MICRO_BATCHES = 4
+MAX_MICRO_BATCHES = 4
 """The most micro-batches of a timed step: enough that the step's fixed time is a small share."""
 
-FEWEST_STEPS, WARM_UP = 7, 2
+MIN_STEPS, WARM_UP = 7, 2
 
 RATE = 1e-6
 """Factor on the recipe's learning rate: at the full rate, some networks would diverge."""
@@ -85,9 +85,9 @@ def time_steps(
     device: torch.device,
     micro_batch_size: int,
     least_s: float,
-    micro_batches: int = MOST_MICRO_BATCHES,
+    micro_batches: int = MAX_MICRO_BATCHES,
 ) -> StepTimes:
-    """Time steps of so many micro-batches for `least_s` seconds, and FEWEST_STEPS at least."""
+    """Time steps of so many micro-batches for `least_s` seconds, and MIN_STEPS at least."""
     train = dataclasses.replace(
         recipe.train,
         micro_batch_size=micro_batch_size,
@@ -132,7 +132,7 @@ def _timed(
     results: list[StepResult] = []
     start_s = time.perf_counter()
     try:
-        while len(results) < FEWEST_STEPS + WARM_UP or time.perf_counter() - start_s < least_s:
+        while len(results) < MIN_STEPS + WARM_UP or time.perf_counter() - start_s < least_s:
             results.append(stepper.run(len(results), RATE * recipe.solver.base_lr).read())
     finally:
         reducer.close()

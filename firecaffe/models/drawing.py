@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from firecaffe.cluster.process_settings import give_back_freed_memory
 from firecaffe.generators import generators_kept
 
-LEAST_BYTES = 1024
+MIN_BYTES = 1024
 """Smaller tensors are ignored, since the meta device makes them by other calls."""
 
 MUCH_BYTES = 2**20
@@ -200,7 +200,7 @@ class _StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             storage = tensor.untyped_storage()
             known = _known(storage)
-            if known in self._numbers or storage.nbytes() >= LEAST_BYTES:
+            if known in self._numbers or storage.nbytes() >= MIN_BYTES:
                 numbers.append(self._numbers.setdefault(known, len(self._numbers)))
         return tuple(numbers)
 

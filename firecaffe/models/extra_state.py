@@ -18,7 +18,7 @@ from firecaffe.inventory.network_state import EXTRA_STATE_BYTES, modules_with_ex
 LENGTH_BYTES = 4
 GROWTH = 4
 """The largest growth of the state, as a factor of its initial length."""
-LEAST_BYTES = 1024
+MIN_BYTES = 1024
 
 TUPLE, TENSOR, ARRAY = range(1, 4)
 """Kinds of values that MessagePack lacks."""
@@ -36,7 +36,7 @@ class ExtraState:
                     "[parallel] out"
                 )
             content = self._content(name)
-            size = max(LEAST_BYTES, GROWTH * len(content))
+            size = max(MIN_BYTES, GROWTH * len(content))
             bytes_N = torch.zeros(LENGTH_BYTES + size, dtype=torch.uint8)
             module.register_buffer(EXTRA_STATE_BYTES, bytes_N)
             self._store(name, content)

@@ -30,9 +30,9 @@ FCZ = ".fcz"
 
 STATE = "state.safetensors"
 
-MOST_SHOWN = 16
+MAX_SHOWN = 16
 
-MOST_WRAPPED = 8
+MAX_WRAPPED = 8
 """Maximum wrappers around names or a state_dict, since a file may contain itself."""
 
 
@@ -196,7 +196,7 @@ def _explain_error(file: str, error: Exception) -> str:
             "it is read; save the network's state_dict() alone"
         )
     with open(file, "rb") as opened:
-        start = opened.read(MOST_SHOWN)
+        start = opened.read(MAX_SHOWN)
     reason = f"it begins with {start!r}" if start else "it is empty"
     if isinstance(error, RuntimeError) and str(error):  # torch's messages; others are internal
         reason = str(error).splitlines()[0]
@@ -208,7 +208,7 @@ def _explain_error(file: str, error: Exception) -> str:
 
 def _tensors(file: str, held: Any) -> tuple[dict[str, Tensor], list[str]]:
     state_keys: list[str] = []
-    while isinstance(held, Mapping) and len(state_keys) < MOST_WRAPPED:
+    while isinstance(held, Mapping) and len(state_keys) < MAX_WRAPPED:
         there = [word for word in STATE_KEYS if isinstance(held.get(word), Mapping) and held[word]]
         if len(there) > 1:
             raise RecipeError(
@@ -259,7 +259,7 @@ def _named(network: nn.Module) -> dict[str, tuple[list[str], Tensor]]:
 
 def _prefix(file: str, tensors: Mapping[str, Tensor], names: Container[str]) -> str:
     tried, longest = [""], [""]
-    for _ in range(MOST_WRAPPED):
+    for _ in range(MAX_WRAPPED):
         longer = [before + part for before in longest for part in PREFIXES]
         longest = [
             candidate for candidate in longer if any(name.startswith(candidate) for name in tensors)

@@ -15,7 +15,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.forecast import (
-    LEAST_GOODPUT,
+    MIN_GOODPUT,
     Forecast,
     errors_of,
     exchanges_on,
@@ -31,7 +31,7 @@ from firecaffe.planner.step_cost import Scales, StepCost, route_of
 from firecaffe.planner.update_price import ALL, update_of
 from firecaffe.planner.workload import Workload
 
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 """A change that gains a smaller share of images per second is not mentioned."""
 
 LIMITS = {
@@ -89,7 +89,7 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Advised
         changed.append(
             max((change for change in made if change), key=lambda change: change.gain, default=None)
         )
-    kept = [change for change in changed if change is not None and change.gain >= LEAST_GAIN]
+    kept = [change for change in changed if change is not None and change.gain >= MIN_GAIN]
     return sorted(kept, key=lambda change: change.gain, reverse=True)
 
 
@@ -143,7 +143,7 @@ def _endless(cluster: Cluster, rows: Sequence[Forecast]) -> str:
     return (
         f"With {numbers} workers on {cluster.name} the training does not end: "
         f"{cluster.failures_per_node_hour:g} failures of a node an hour, of {cluster.restart_s:g} "
-        f"s each, leave less than {LEAST_GOODPUT:.1%} of the time (failures_per_node_hour, "
+        f"s each, leave less than {MIN_GOODPUT:.1%} of the time (failures_per_node_hour, "
         "restart_s); plan for fewer nodes, or correct the file."
     )
 

@@ -111,9 +111,9 @@ def jitter_of(spread: float, micro_batches: float) -> float:
 
 
 LATENCY_RUNS = 3
-LEAST_CHANGE = 0.03
+MIN_CHANGE = 0.03
 """The share of a step that halving a link's bandwidth must add; else its fit omits the run."""
-LEAST_ERROR = 0.02
+MIN_ERROR = 0.02
 """Least error of a time that was measured in one run."""
 
 
@@ -204,7 +204,7 @@ def _read(folder: Path, trust_code: bool) -> FinishedRun:
         predicted["exchange"],
         predicted["compressor"],
         parts,
-        max(LEAST_ERROR, median(scatter)) if scatter else 0.5,
+        max(MIN_ERROR, median(scatter)) if scatter else 0.5,
     )
 
 
@@ -265,7 +265,7 @@ def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tup
     def bears(run: FinishedRun, **values: float) -> bool:
         whole_s = step_s(with_link(**values), run)
         half_s = step_s(with_link(**{**values, word: values[word] / 2}), run)
-        return half_s - whole_s > LEAST_CHANGE * whole_s
+        return half_s - whole_s > MIN_CHANGE * whole_s
 
     bearing = [run for run in runs if bears(run, **{word: before})]
     if not bearing:

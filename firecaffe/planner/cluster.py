@@ -19,7 +19,7 @@ from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
 
 FOLDER = Path(__file__).parent / "clusters"
 
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 
 Rate = Annotated[float, Meta(ge=1e-12, le=1e30)]
 Number = Annotated[int, Meta(ge=0, le=10**9)]
@@ -154,7 +154,7 @@ def load_cluster(name_or_path: str) -> Cluster:
             f"no cluster {name_or_path!r}; there are {', '.join(shipped())}, or a file (*.toml)"
         )
     where = f"cluster {name_or_path}"
-    values = read_file(path, dict[str, Any], RecipeError, parse_toml, MOST_BYTES, where=where)
+    values = read_file(path, dict[str, Any], RecipeError, parse_toml, MAX_BYTES, where=where)
     return parse_cluster(values, name_or_path)
 
 

@@ -27,7 +27,7 @@ from firecaffe.value_checks import count_of
 Array = NDArray[np.float64]
 
 BAND = 0.8
-MOST_WIDTH = 50.0
+MAX_WIDTH = 50.0
 """A band's largest half-width in ln epochs or ln B_crit; a band so wide says nothing."""
 REACH = 2.0
 """The factor below the smallest and above the largest given batch up to which the law predicts."""
@@ -263,7 +263,7 @@ class EpochsLaw:
 
 def _times(width: float, freedom: float) -> float:
     """The factor between a band's middle and its ends."""
-    return exp(min(MOST_WIDTH, width * _student(freedom)))
+    return exp(min(MAX_WIDTH, width * _student(freedom)))
 
 
 def _student(freedom: float) -> float:

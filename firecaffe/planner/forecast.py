@@ -46,17 +46,17 @@ def goodput(checkpoint_s: float, restart_s: float, interval_s: float, between_s:
     if between_s == inf:
         return 1.0 if interval_s == inf else interval_s / (interval_s + checkpoint_s)
     span, restart = (interval_s + checkpoint_s) / between_s, restart_s / between_s
-    if span + restart > MOST_EXPONENT:
+    if span + restart > MAX_EXPONENT:
         return 0.0
     return interval_s / (between_s * exp(restart) * expm1(span))
 
 
-MOST_EXPONENT = 500.0
+MAX_EXPONENT = 500.0
 """Far below 709, where exp overflows."""
-LEAST_GOODPUT = 0.001
+MIN_GOODPUT = 0.001
 """With a smaller share of time left by failures, a training is said not to end."""
-MOST_ERROR = 0.9
-LEAST_GAIN_OF_A_WORKER = 0.5
+MAX_ERROR = 0.9
+MIN_GAIN_OF_A_WORKER = 0.5
 """The share of one worker's rate that a further worker must add to be useful."""
 
 
@@ -223,8 +223,8 @@ def errors_of(
     link_error = network.links[network.level(0, world_size - 1)].error
     exchange_error = link_error * (1 if compressor == NO_COMPRESSOR else 2)
     return (
-        min(MOST_ERROR, error_of(workload, cluster.device)),
-        min(MOST_ERROR, exchange_error),
+        min(MAX_ERROR, error_of(workload, cluster.device)),
+        min(MAX_ERROR, exchange_error),
     )
 
 
@@ -277,11 +277,11 @@ def fastest(rows: Sequence[Forecast]) -> list[Forecast]:
 
 
 def most_useful(rows: Sequence[Forecast]) -> int:
-    """The largest number of workers at which further ones bring LEAST_GAIN_OF_A_WORKER each."""
+    """The largest number of workers at which further ones bring MIN_GAIN_OF_A_WORKER each."""
     useful, speedup = 1, 1.0
     for row in fastest(rows):
         more = row.workers - useful
-        if more > 0 and row.speedup - speedup >= LEAST_GAIN_OF_A_WORKER * more:
+        if more > 0 and row.speedup - speedup >= MIN_GAIN_OF_A_WORKER * more:
             useful, speedup = row.workers, row.speedup
     return useful
 
@@ -297,7 +297,7 @@ def _goodput(cluster: Cluster, memory: dict[str, float], nodes: int) -> float:
     cost_s = state / rate
     interval_s = best_interval_s(cost_s, between_s)
     kept = goodput(cost_s, cluster.restart_s, interval_s, between_s)
-    return kept if kept >= LEAST_GOODPUT else 0.0
+    return kept if kept >= MIN_GOODPUT else 0.0
 
 
 def _usd(cluster: Cluster, nodes: int, hours: float | None, kwh: float | None) -> float | None:

@@ -61,7 +61,7 @@ from firecaffe.planner.step_cost import Scales, StepCost
 from firecaffe.planner.workload import LayerWork, Workload, images_of
 from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
 
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 
 UNCHANGED = 0.005
 """A figure within this relative distance of its usual value is reported as usual."""
@@ -132,7 +132,7 @@ class RatesFile:
 
 def load_rates(path: Path) -> tuple[RatesFile, Cluster]:
     """Read a file of rates, and its cluster. Raises: RecipeError in one line."""
-    values = read_file(path, dict[str, Any], RecipeError, parse_toml, MOST_BYTES)
+    values = read_file(path, dict[str, Any], RecipeError, parse_toml, MAX_BYTES)
     try:
         rates = checked(values, RatesFile)
         check_known(values, rates)

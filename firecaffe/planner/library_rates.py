@@ -17,7 +17,7 @@ from firecaffe.models.kernel import DEPTHWISE, MULTIPLIES
 from firecaffe.schema import parse_toml, read_file
 
 FILE = Path(__file__).parent / "library_rates.toml"
-MOST_BYTES = 100_000
+MAX_BYTES = 100_000
 
 FLOAT32, TF32, HALF = "float32", "tf32", "half"
 PLAIN = "plain"
@@ -43,7 +43,7 @@ class Rates:
 @cache
 def tables() -> dict[str, Any]:
     """Read the file of rates."""
-    return read_file(FILE, dict[str, Any], RecipeError, parse_toml, MOST_BYTES, where=FILE.name)
+    return read_file(FILE, dict[str, Any], RecipeError, parse_toml, MAX_BYTES, where=FILE.name)
 
 
 def libraries() -> list[str]:

@@ -23,10 +23,10 @@ SLACK_LOW = 0.5
 ACTIVATIONS_HIGH = 0.5
 """The most uncounted memory, over the same sum. With LIBRARY_BYTES, it covers all these rows."""
 
-MOST_MICRO_BATCH = 256
+MAX_MICRO_BATCH = 256
 """The largest default micro-batch, in images: ImageNet's records took no more on a device."""
 
-MOST_OF_CORES = 8
+MAX_MICRO_BATCH_ON_CPU = 8
 """The largest on a CPU: a core's rate grows no more, and more leaves can be shared evenly."""
 
 LIBRARY_LOW = 0.5
@@ -59,7 +59,7 @@ def on_device(parts: dict[str, float], device: Device) -> dict[str, float]:
 
 
 def most_micro_batch(device: Device) -> int:
-    return MOST_MICRO_BATCH if _is_gpu(device) else MOST_OF_CORES
+    return MAX_MICRO_BATCH if _is_gpu(device) else MAX_MICRO_BATCH_ON_CPU
 
 
 def _is_gpu(device: Device) -> bool:

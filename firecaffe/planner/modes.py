@@ -44,9 +44,9 @@ from firecaffe.synchrony.shares import balanced_shares
 
 STEPS = 200
 
-MOST_WORKS = 50_000
+MAX_WORKS = 50_000
 
-MOST_OWN_WORKS = 5_000
+MAX_OWN_WORKS = 5_000
 """The most micro-batches simulated before a run, whose ranks wait for the result."""
 
 SEED = 0
@@ -88,7 +88,7 @@ def price_recipe_mode(
     exchange: float = 1.0,
 ) -> PlannedMode:
     """Price the recipe's mode (not every_step) except its gain. compute, exchange: time factors."""
-    works = MOST_OWN_WORKS
+    works = MAX_OWN_WORKS
     return _Workers(workload, cluster, row, words, compute, exchange, most_works=works).own()
 
 
@@ -156,7 +156,7 @@ class _Workers:
         compute: float = 1.0,
         exchange: float = 1.0,
         seconds: Sequence[float] | None = None,
-        most_works: int = MOST_WORKS,
+        most_works: int = MAX_WORKS,
     ) -> None:
         cluster = on_cores(cluster, row.workers, workload.threads)
         self.workload, self.row, self.size = workload, row, row.workers

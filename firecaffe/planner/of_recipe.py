@@ -36,7 +36,7 @@ from firecaffe.recipe.config import check_batch
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.user_code import is_caffe, is_reference
-from firecaffe.value_checks import MOST_MICRO_BATCHES
+from firecaffe.value_checks import MAX_MICRO_BATCHES
 
 JPEG_BYTES = 110_000.0
 """Mean size of a photo of ImageNet's training set: 138 GB for 1.28 million."""
@@ -128,11 +128,11 @@ def workload_of_model(
             f"{option('global_batch_size')} is {global_batch_size}; it must be a multiple of "
             f"{option('micro_batch_size')}, {micro_batch_size}, and both at least 1"
         )
-    if global_batch_size // micro_batch_size > MOST_MICRO_BATCHES:
+    if global_batch_size // micro_batch_size > MAX_MICRO_BATCHES:
         raise RecipeError(
             f"{option('global_batch_size')} is {global_batch_size}, which is "
             f"{global_batch_size // micro_batch_size:,} micro-batches of {micro_batch_size}; there "
-            f"may be at most {MOST_MICRO_BATCHES:,}"
+            f"may be at most {MAX_MICRO_BATCHES:,}"
         )
     return _workload(
         config,

@@ -19,7 +19,7 @@ from firecaffe.data.decode import cores
 from firecaffe.errors import FirecaffeError
 from firecaffe.files import write_json
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.planner.calibrate import LEAST_ERROR, jitter_of, relative_spread
+from firecaffe.planner.calibrate import MIN_ERROR, jitter_of, relative_spread
 from firecaffe.planner.cluster import Cluster, MeasuredStep, crowding, slower
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import is_measured
@@ -35,7 +35,7 @@ from firecaffe.runs.run_folder import FORECAST
 from firecaffe.synchrony.config import EVERY_STEP
 from firecaffe.synchrony.rounds import Rounds
 
-FEWEST_SAMPLES = 8
+MIN_SAMPLES = 8
 """The fewest measured steps that replace a forecast."""
 
 IN_COMPUTE_S = 1e-9
@@ -71,7 +71,7 @@ class MeasuredSteps:
         """
         served = [row for row in rows if row.get("by_rank")]
         counted = [row for row in served or rows if _count(row)]
-        if len(counted) < FEWEST_SAMPLES:
+        if len(counted) < MIN_SAMPLES:
             return None
         computes_s = [
             (sum(seconds for _, seconds in _works(row)) + in_replicas * row["update_s"])
@@ -92,7 +92,7 @@ class MeasuredSteps:
             data_s=0.0 if served else median(row["data_s"] / _count(row) for row in counted),
             # Replicas make updates while they compute.
             update_s=IN_COMPUTE_S if in_replicas else median(updates_s),
-            error=max(LEAST_ERROR, spread),
+            error=max(MIN_ERROR, spread),
             jitter=jitter_of(spread, micro_batches),
         )
 

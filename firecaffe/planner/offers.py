@@ -70,7 +70,7 @@ def usual_link(link: Link, usual: Usual = USUAL) -> Link:
 
 
 FILE = Path(__file__).parent / "devices.toml"
-MOST_BYTES = 100_000
+MAX_BYTES = 100_000
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Sheet:
 
 @cache
 def _file() -> dict[str, Any]:
-    return read_file(FILE, dict[str, Any], RecipeError, parse_toml, MOST_BYTES, where=FILE.name)
+    return read_file(FILE, dict[str, Any], RecipeError, parse_toml, MAX_BYTES, where=FILE.name)
 
 
 def sheets() -> dict[str, Sheet]:
@@ -137,10 +137,10 @@ def link_inside(sheet: Sheet, per_node: int) -> Link:
 
 
 USUAL_GBIT_PER_S = (1.0, 10.0, 25.0, 100.0)
-MOST_GBIT_PER_S = 10_000.0
+MAX_GBIT_PER_S = 10_000.0
 """800 is the fastest port of today (IEEE 802.3df)."""
 
-MOST_PER_NODE = 1_024
+MAX_PER_NODE = 1_024
 """Far more than any node has."""
 
 PAYLOAD = 1448 / 1514
@@ -198,9 +198,9 @@ def rates_of(typed: str) -> list[float]:
         rates = [float(word) for word in typed.split(",")]
     except ValueError:
         rates = []
-    if not rates or not all(0 < rate <= MOST_GBIT_PER_S for rate in rates):
+    if not rates or not all(0 < rate <= MAX_GBIT_PER_S for rate in rates):
         raise RecipeError(
             f"{option('links')} is {typed!r}; it must be rates in Gbit/s with commas between, up "
-            f"to {MOST_GBIT_PER_S:g}, as 1,10,25,100"
+            f"to {MAX_GBIT_PER_S:g}, as 1,10,25,100"
         )
     return rates

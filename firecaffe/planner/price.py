@@ -24,7 +24,7 @@ from firecaffe.planner.simulate import Network, simulate_s
 SIMULATED_RANKS = 16
 """With more ranks, rounds are summed and scaled by the overlap that is simulated at this number."""
 
-MOST_PAIRS = 512
+MAX_PAIRS = 512
 """The most ranks, in partly filled groups, whose pairs are listed; more are priced by a formula."""
 
 SHARDED = "sharded_parameter_server"
@@ -32,13 +32,13 @@ SHARDED = "sharded_parameter_server"
 NATIVE_CANDIDATES = ("ring", "halving_doubling")
 """A library's all_reduce is priced as the faster of these, with its additions hidden."""
 
-MOST_KEPT = 4096
+MAX_KEPT = 4096
 """Cached times of exchanges: a plan asks for the same ones with other batches and precisions."""
 
 SIZES = (2**16, 2**20)
 """Elements at which exchanges are priced, besides the largest wanted; linear in between."""
 
-MOST_ELEMENTS = 2**27
+MAX_ELEMENTS = 2**27
 """The most elements at which exchanges are priced; times beyond are extrapolated linearly.
 
 A simulation visits each message, and VGG's largest layer has 1e8 numbers, a table may have 1e11.
@@ -50,11 +50,11 @@ def rounds_only_s(algorithm: str, network: Network, num_elements: int) -> float:
     return _whole_and_latency_s(algorithm, network, num_elements)[0]
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MAX_KEPT)
 def _whole_and_latency_s(
     algorithm: str, network: Network, num_elements: int
 ) -> tuple[float, float]:
-    is_formula = network.fills_groups or network.world_size > MOST_PAIRS
+    is_formula = network.fills_groups or network.world_size > MAX_PAIRS
     if algorithm == SHARDED and is_formula:
         return sharded_s(network, num_elements), sharded_s(network, num_elements, 0)
     per_node = ranks_per_node(network)
@@ -87,7 +87,7 @@ class Prices:
         """Seconds of float32 vectors, one at a time. Raises: ValueError if ranks do not fit."""
         if self.network.world_size == 1:
             return [0.0] * len(sizes)
-        largest = min(MOST_ELEMENTS, max(2, *sizes))
+        largest = min(MAX_ELEMENTS, max(2, *sizes))
         points = [0, *(size for size in SIZES if 4 * size < largest), largest]
         # The latencies remain when the bytes shrink to zero: an element for each rank.
         fewest = min(self.network.world_size, largest)
@@ -108,7 +108,7 @@ class Prices:
         is_simulated = 1 < self.network.world_size <= SIMULATED_RANKS and self.in_pieces
         if lanes == 1 or not is_simulated:
             return 1.0
-        num_elements = min(MOST_ELEMENTS, num_elements)
+        num_elements = min(MAX_ELEMENTS, num_elements)
         one_s = _simulated_s(self.algorithm, self.network, num_elements)
         return _simulated_s(self.algorithm, self.network, num_elements, lanes) / lanes / one_s
 
@@ -202,7 +202,7 @@ def _bytes_by_latency(algorithm: str, network: Network, num_elements: int) -> fl
     return whole_s / latency_s - 1 if latency_s else 0.0
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MAX_KEPT)
 def _simulated_s(algorithm: str, network: Network, num_elements: int, vectors: int = 1) -> float:
     schedule = find_schedule(algorithm, ranks_per_node(network))
     return simulate_s(schedule, network, num_elements, vectors=vectors)

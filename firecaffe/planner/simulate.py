@@ -109,7 +109,7 @@ T = TypeVar("T")
 BLOCK_BYTES = 15_928
 """Block size of connections, 11 Ethernet segments; TCP passes 16 to 64 kB to a card at a time."""
 
-MOST_BLOCKS = 9
+MAX_BLOCKS = 9
 """The most blocks of this size in a message: 128 kB, as segments have."""
 LONG_BLOCKS = 4
 """Blocks of a larger message; they are longer, so that their number stays small."""
@@ -191,7 +191,7 @@ class Ports:
             rate = self._network.link(*ends).bandwidth_bytes_per_s
             self._connections[ends] = _Connection(out, into, rate)
         connection = self._connections[ends]
-        is_long = num_bytes > MOST_BLOCKS * BLOCK_BYTES
+        is_long = num_bytes > MAX_BLOCKS * BLOCK_BYTES
         length = num_bytes / LONG_BLOCKS if is_long else BLOCK_BYTES
         blocks = max(1, ceil(num_bytes / length - 1e-9))
         last_s = (num_bytes - (blocks - 1) * length) / connection.rate

@@ -43,7 +43,7 @@ EXPOSED = (1.0, 0.75, 0.5, 0.25)
 SHARDED = "sharded_parameter_server"
 """The exchange that prices `fold`, which sends its nodes in the same way."""
 
-MOST_TRAFFICS = 4
+MAX_TRAFFICS = 4
 
 
 def best_layouts(cost: SplitCost, first: Sequence[Sequence[LayerLayout]] = ()) -> list[LayerLayout]:
@@ -146,7 +146,7 @@ def _table(
 ) -> tuple[Array, Array, Array]:
     """Traffics of layouts: shapes (before, after, traffics, links) twice, then without links."""
     n, links = len(layouts), len(cost.network.links)
-    table = [np.zeros((n, n, MOST_TRAFFICS, *rest)) for rest in ((links,), (links,), ())]
+    table = [np.zeros((n, n, MAX_TRAFFICS, *rest)) for rest in ((links,), (links,), ())]
     for i, before in enumerate(layouts):
         for j, after in enumerate(layouts):
             at_boundary: Boundary = cost.boundary(before, after, has_gradient)

@@ -7,22 +7,22 @@ from typing import Literal
 from firecaffe.data.config import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.value_checks import (
-    MOST_SAMPLES,
-    MOST_STEPS,
-    MOST_THREADS,
+    MAX_SAMPLES,
+    MAX_STEPS,
+    MAX_THREADS,
     check_limits,
 )
 
 LIMITS = {
-    "global_batch_size": (1, MOST_SAMPLES),
-    "micro_batch_size": (1, MOST_SAMPLES),
-    "eval_batch_size": (1, MOST_SAMPLES),
-    "batch_norm_samples": (0, MOST_SAMPLES),
-    "threads": (1, MOST_THREADS),
-    "steps": (0, MOST_STEPS),
-    "epochs": (0, MOST_STEPS),
-    "eval_every": (0, MOST_STEPS),
-    "stop_after": (0, MOST_STEPS),
+    "global_batch_size": (1, MAX_SAMPLES),
+    "micro_batch_size": (1, MAX_SAMPLES),
+    "eval_batch_size": (1, MAX_SAMPLES),
+    "batch_norm_samples": (0, MAX_SAMPLES),
+    "threads": (1, MAX_THREADS),
+    "steps": (0, MAX_STEPS),
+    "epochs": (0, MAX_STEPS),
+    "eval_every": (0, MAX_STEPS),
+    "stop_after": (0, MAX_STEPS),
 }
 
 

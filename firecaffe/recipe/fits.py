@@ -15,7 +15,7 @@ from firecaffe.synchrony.config import (
     SynchronyConfig,
     learner_count_problem,
 )
-from firecaffe.value_checks import LARGEST, MOST_MICRO_BATCHES
+from firecaffe.value_checks import LARGEST, MAX_MICRO_BATCHES
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ def _whole_micro_batches(recipe: Recipe) -> str:
             f"train.global_batch_size is {train.global_batch_size}, which is no multiple of "
             f"train.micro_batch_size, {train.micro_batch_size}"
         )
-    if train.num_micro_batches > MOST_MICRO_BATCHES:
+    if train.num_micro_batches > MAX_MICRO_BATCHES:
         return (
             f"train.global_batch_size {train.global_batch_size} in micro-batches of "
             f"train.micro_batch_size {train.micro_batch_size} is {train.num_micro_batches:,} a "
-            f"step; there may be at most {MOST_MICRO_BATCHES:,}"
+            f"step; there may be at most {MAX_MICRO_BATCHES:,}"
         )
     return ""
 

@@ -24,7 +24,7 @@ from firecaffe.solvers.rate_policy import batch_scale, first_drop, learning_rate
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL
 from firecaffe.synchrony.rounds import Rounds, plan_rounds
 from firecaffe.user_code import without_folder
-from firecaffe.value_checks import MOST_STEPS
+from firecaffe.value_checks import MAX_STEPS
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,10 @@ def resolve(
     Raises: RecipeError if a step has too many samples, or numbers do not fit the data.
     """
     steps = total_steps(recipe, data)
-    if steps > MOST_STEPS:
+    if steps > MAX_STEPS:
         raise RecipeError(
             f"train.epochs is {recipe.train.epochs}, which is {steps:,} steps; there may be at "
-            f"most {MOST_STEPS:,}"
+            f"most {MAX_STEPS:,}"
         )
     check_data_fit(recipe, data, steps)
     deciding = {**identity(recipe, steps), "the training data": described}

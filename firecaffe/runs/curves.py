@@ -68,7 +68,7 @@ def _server_row(run: TableRun) -> dict[str, Any] | None:
     return row if {"mean_staleness", "dropped"} <= row.keys() else None
 
 
-MOST_POINTS = 150
+MAX_POINTS = 150
 """The most points of a loss curve; a picture is not wide enough for more."""
 
 
@@ -85,7 +85,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curves:
-    """The training loss, as means over MOST_POINTS groups of steps or fewer, and the metric."""
+    """The training loss, as means over MAX_POINTS groups of steps or fewer, and the metric."""
 
     loss: list[Point]
     metric: list[Point]
@@ -94,7 +94,7 @@ class Curves:
 def curves_of(run: TableRun) -> Curves:
     path = run.folder / METRICS
     sent = sent_per_step(run)
-    stride = -(-int(run.result["steps"]) // MOST_POINTS) or 1
+    stride = -(-int(run.result["steps"]) // MAX_POINTS) or 1
     loss: list[Point] = []
     name = run.measure.name
     metric: dict[str, list[Point]] = {"validation": [], "test": []}

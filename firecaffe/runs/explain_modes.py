@@ -51,7 +51,7 @@ def local_lines(folder: Path, timings: Rows) -> list[str]:
     return [*said, f"a rank sends {max(sent) / 1e6:,.3g} MB a step"] if sent else said
 
 
-MOST_BARS = 8
+MAX_BARS = 8
 
 Taken = Mapping[int, tuple[int, float]]
 
@@ -137,7 +137,7 @@ def _lines(row: Mapping[str, Any] | None) -> list[str]:
 
 def _bars(counts: Mapping[int, int]) -> str:
     total = max(1, sum(counts.values()))
-    shown = sorted(counts.items())[:MOST_BARS]
+    shown = sorted(counts.items())[:MAX_BARS]
     said = [f"{late}: {count / total:.1%}" for late, count in shown]
     rest = total - sum(count for _, count in shown)
     return ", ".join([*said, *([f"more: {rest / total:.1%}"] if rest else [])])

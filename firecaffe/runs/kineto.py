@@ -34,7 +34,7 @@ COMMUNICATION = re.compile(r"^(nccl|gloo|mpi|ucc):|nccl(Dev)?Kernel|ncclKernel")
 DATA = re.compile(r"DataLoader.*__next__|^enumerate\(DataLoader\)")
 UPDATE = re.compile(r"^Optimizer\.step#")
 KERNEL, OPERATOR, ON_GPU = "kernel", "cpu_op", "gpu_user_annotation"
-MOST_BYTES = 1_000_000_000
+MAX_BYTES = 1_000_000_000
 """The largest trace that is read, after decompression: some 3 million events."""
 
 
@@ -144,13 +144,13 @@ def _load(path: Path) -> tuple[list[Event], int]:
 
 def _unpacked(path: Path) -> bytes | bytearray:
     if not path.name.endswith(".gz"):
-        return read_bytes(path, MOST_BYTES)
+        return read_bytes(path, MAX_BYTES)
     data = bytearray()
     with open_regular(path) as packed, gzip.open(packed) as file:
         while part := file.read(1 << 20):
             data += part
-            if len(data) > MOST_BYTES:
-                raise ValueError(f"longer than {MOST_BYTES} bytes")
+            if len(data) > MAX_BYTES:
+                raise ValueError(f"longer than {MAX_BYTES} bytes")
     return data
 
 

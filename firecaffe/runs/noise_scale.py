@@ -26,12 +26,12 @@ from firecaffe.schema import read_rows
 FEWEST = 4
 """The fewest measured steps that give a scale."""
 
-MOST_BLOCKS = 16
+MAX_BLOCKS = 16
 
 CONFIDENCE = 0.8
 """The share of bands that hold the true scale."""
 
-MOST_SAMPLES = 1e12
+MAX_SAMPLES = 1e12
 """A larger scale counts as unknown."""
 
 HALF_LIFE = 0.25
@@ -88,11 +88,11 @@ def noise_scale(
     samples = max(0.0, noise) / signal if signal > 0 else inf
     low, high = _band(terms)
     steps = [norms.step for norms in measured]
-    return NoiseScale(_known(samples), min(low, MOST_SAMPLES), _known(high), steps)
+    return NoiseScale(_known(samples), min(low, MAX_SAMPLES), _known(high), steps)
 
 
 def _known(samples: float) -> float | None:
-    return samples if samples <= MOST_SAMPLES else None
+    return samples if samples <= MAX_SAMPLES else None
 
 
 def _sums(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -105,7 +105,7 @@ def _band(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
     The error is that of the blocks' sums, which are independent even if near steps are not. The
     ratios solve cc r² - 2 ac r + aa ≤ 0.
     """
-    count = min(MOST_BLOCKS, len(terms))
+    count = min(MAX_BLOCKS, len(terms))
     ends = [len(terms) * block // count for block in range(count + 1)]
     blocks = [_sums(terms[start:stop]) for start, stop in pairwise(ends)]
     square = _student(count - 1) ** 2

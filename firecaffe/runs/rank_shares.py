@@ -11,7 +11,7 @@ from firecaffe.exchange.leaves import Shares
 from firecaffe.runs.run_folder import RECIPE, read_run_recipe
 from firecaffe.synchrony.shares import GAIN, balanced_shares, longest_s
 from firecaffe.user_code import shown
-from firecaffe.value_checks import MOST_MICRO_BATCHES
+from firecaffe.value_checks import MAX_MICRO_BATCHES
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ def shares_of(
         return None
     firsts = range(0, len(of_ranks), row.size)
     counts = [int(of_ranks[first][-1]["micro_batches"]) for first in firsts]
-    if not 0 <= min(counts) <= sum(counts) <= MOST_MICRO_BATCHES:
+    if not 0 <= min(counts) <= sum(counts) <= MAX_MICRO_BATCHES:
         raise RunError(
             f"timings: micro_batches of the ranks are {shown(counts)}; a step has at most "
-            f"{MOST_MICRO_BATCHES:,}"
+            f"{MAX_MICRO_BATCHES:,}"
         )
     of_each = [median(map(_seconds, rows[1:] or rows)) for rows in of_ranks]
     seconds = [max(of_each[first : first + row.size]) for first in firsts]

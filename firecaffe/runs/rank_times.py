@@ -66,12 +66,12 @@ ALPHA = 0.01
 BLOCKS = 10
 """The number of blocks of steps. To reach ALPHA, each doubling of the ranks adds one."""
 
-FEWEST_STEPS = 5
+MIN_STEPS = 5
 """Steps of a block, so that one slow event of a few steps does not count as several."""
 
 BLOCKS_OF_PAIR = 4
 """Blocks, and so samples, of the round trips between two ranks."""
-FEWEST_TRIPS = 3
+MIN_TRIPS = 3
 
 
 Step = TypeVar("Step")
@@ -230,10 +230,10 @@ def in_blocks(steps: Sequence[Step], ranks: int) -> tuple[list[Sequence[Step]], 
     if ranks < 2:
         return [], ["one rank: there is no other to compare it with"]
     count = num_blocks(ranks)
-    if len(steps) < count * FEWEST_STEPS:
+    if len(steps) < count * MIN_STEPS:
         return [], [
             f"{len(steps)} steps are too few to tell a slow rank from noise; "
-            f"it takes {count * FEWEST_STEPS}"
+            f"it takes {count * MIN_STEPS}"
         ]
     bounds = [len(steps) * i // count for i in range(count + 1)]
     return [steps[start:stop] for start, stop in pairwise(bounds)], []
@@ -315,7 +315,7 @@ def _between_hosts(trips: Rows) -> Pairs:
             if row["step"] > 1 and not row["in_host"]:
                 by_peer[row["peer"]].append(row["round_trip_s"])
         for peer, taken in by_peer.items():
-            if len(taken) >= BLOCKS_OF_PAIR * FEWEST_TRIPS:
+            if len(taken) >= BLOCKS_OF_PAIR * MIN_TRIPS:
                 bounds = [len(taken) * i // BLOCKS_OF_PAIR for i in range(BLOCKS_OF_PAIR + 1)]
                 for start, stop in pairwise(bounds):
                     blocks.append(((rank, peer), statistics.median(taken[start:stop])))
@@ -331,12 +331,12 @@ def holm(p_values: Mapping[int, float]) -> dict[int, float]:
     return corrected
 
 
-LEAST_SHARE = 0.8
+MIN_SHARE = 0.8
 """A smaller share means that other processes take the cores; a rank's own exchange takes less."""
 
 
 def overloaded(timings: Rows) -> dict[int, float]:
-    """The share of computing time in which a rank had a processor, for ranks below LEAST_SHARE.
+    """The share of computing time in which a rank had a processor, for ranks below MIN_SHARE.
 
     It is empty for runs on GPUs, and for runs that did not record it.
     """
@@ -346,7 +346,7 @@ def overloaded(timings: Rows) -> dict[int, float]:
         computed_s = sum(row["compute_s"] for row in counted)
         if computed_s > 0:
             shares[rank] = sum(row["processor_s"] for row in counted) / computed_s
-    return {rank: share for rank, share in shares.items() if share < LEAST_SHARE}
+    return {rank: share for rank, share in shares.items() if share < MIN_SHARE}
 
 
 def overload_lines(shares: dict[int, float]) -> list[str]:

@@ -5,14 +5,14 @@ from typing import Annotated, Any, NotRequired, TypedDict
 from msgspec import Meta
 
 from firecaffe.schema import Amount, Count, Positive, Real
-from firecaffe.value_checks import MOST_MICRO_BATCHES
+from firecaffe.value_checks import MAX_MICRO_BATCHES
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 Seconds = Annotated[float, Meta(ge=-1e9, le=1e9)]
 """Seconds of a part of a step; as a difference of two clocks, they may be below 0."""
 StepSeconds = Annotated[float, Meta(ge=1e-9, le=1e9)]
 """Seconds that serve as divisors, so they are above 0."""
-MicroBatches = Annotated[int, Meta(ge=0, le=MOST_MICRO_BATCHES)]
+MicroBatches = Annotated[int, Meta(ge=0, le=MAX_MICRO_BATCHES)]
 Samples = Annotated[int, Meta(ge=0, le=10**12)]
 Rank = Annotated[int, Meta(ge=0, le=1_000_000)]
 Number = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]

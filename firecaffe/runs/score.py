@@ -66,10 +66,10 @@ def read_forecast(folder: Path, timings: Rows) -> LastForecast | None:
     return LastForecast(place, first, timings)
 
 
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 """The least gain, as a share of a step, that is reported."""
 
-LEAST_MISS = 0.05
+MIN_MISS = 0.05
 """A part's forecast is wrong if it misses its band by more than this share of a step."""
 
 ADVICE = {
@@ -194,7 +194,7 @@ def _lines(
     lines = []
     for part in parts:
         gap_s = max(part.low_s - part.measured_s, part.measured_s - part.high_s)
-        if part.name in ("rest_s", "stragglers_s") or gap_s <= LEAST_MISS * step.measured_s:
+        if part.name in ("rest_s", "stragglers_s") or gap_s <= MIN_MISS * step.measured_s:
             continue
         lines.append(
             f"{title_of(part.name)}: forecast {ms(part.forecast_s)} ({ms(part.low_s)} to "
@@ -210,7 +210,7 @@ def causes(measured: Mapping[str, float]) -> list[str]:
     lines = []
     for name in sorted(ADVICE, key=measured.__getitem__, reverse=True):
         gain = measured[name] / step_s if step_s else 0.0
-        if name != "compute_s" and gain >= LEAST_GAIN:
+        if name != "compute_s" and gain >= MIN_GAIN:
             times = 1 / (1 - min(gain, 0.99))
             faster = f"{times - 1:.1%} faster" if times < 2 else f"{times:.1f} times as fast"
             lines.append(

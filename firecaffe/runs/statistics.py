@@ -31,7 +31,7 @@ FEWEST = 3
 
 POWER = 0.8
 """The chance of a verdict with the number of runs that is called enough."""
-MOST_RUNS = 1000
+MAX_RUNS = 1000
 
 ROUNDING = 1e-9
 """A tolerance: accuracies are counts of images, so a loss of exactly the band is common."""
@@ -154,12 +154,12 @@ def ratios(first: Sequence[float], others: Sequence[Sequence[float]]) -> list[Ra
 
 
 def runs_enough(spread: float, ways: Sequence[Sequence[float]], tests: int = 1) -> int | None:
-    """Return the runs of each side for a verdict with a chance of POWER; None above MOST_RUNS.
+    """Return the runs of each side for a verdict with a chance of POWER; None above MAX_RUNS.
 
     `spread` is the standard deviation of a run. `ways` has for each verdict the distances of the
     true difference from all bounds that its interval must exclude.
     """
-    runs = np.arange(FEWEST, MOST_RUNS + 1)
+    runs = np.arange(FEWEST, MAX_RUNS + 1)
     chances = [
         np.sum([_power(runs, margin, spread, tests) for margin in margins], axis=0)
         - (len(margins) - 1)

@@ -121,7 +121,7 @@ def check_weights(recipe: Recipe, file: Path) -> None:
         )
 
 
-MOST_TRIED = 2000
+MAX_TRIED = 2000
 """Maximum held-out samples for sensitivities, which take many evaluations of each layer."""
 
 
@@ -164,11 +164,11 @@ class Evaluator:
         )
 
     def tried(self, network: nn.Module) -> float:
-        """Evaluate on at most MOST_TRIED held-out samples, in printed units; more is better."""
+        """Evaluate on at most MAX_TRIED held-out samples, in printed units; more is better."""
         held_out = self.data.validation
         assert held_out is not None
-        if len(held_out) > MOST_TRIED:
-            places = torch.linspace(0, len(held_out) - 1, MOST_TRIED).long()
+        if len(held_out) > MAX_TRIED:
+            places = torch.linspace(0, len(held_out) - 1, MAX_TRIED).long()
             held_out = DatasetSubset(held_out, places)
         return self.measure.scale * self.measure.gain(self._value(network, held_out))
 
@@ -188,7 +188,7 @@ def open_evaluator(recipe: Recipe, world: World) -> Iterator[Evaluator]:
         yield Evaluator(recipe, world, data, task_for(recipe, None, None, data.train))
 
 
-MOST_SHARED = 1 << 16
+MAX_SHARED = 1 << 16
 
 
 def write_network(trained: Trained, scheme: Scheme, path: Path) -> FileReport:
@@ -207,7 +207,7 @@ def _in_bits(values: NDArray[Any], bits: int) -> NDArray[Any]:
     """Round float32 vectors and tensors of shared values to float16, if `bits` is 16."""
     if bits == 32 or values.dtype != np.float32:
         return values
-    if values.ndim > 1 and len(np.unique(values)) > MOST_SHARED:
+    if values.ndim > 1 and len(np.unique(values)) > MAX_SHARED:
         return values
     with np.errstate(over="ignore"):
         rounded: NDArray[np.float32] = values.astype(np.float16).astype(np.float32)

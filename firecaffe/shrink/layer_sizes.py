@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from firecaffe.compression.config import MOST_BITS, PruneConfig
+from firecaffe.compression.config import MAX_BITS, PruneConfig
 from firecaffe.compression.prune_and_share import BIAS, count_of, largest, pruned_weights
 from firecaffe.compression.prune_and_share import share as share_values
 
@@ -49,7 +49,7 @@ FEWEST = 4
 SHARES = tuple(0.93**step for step in range(110))
 """The candidate shares, down to 0.04 %."""
 
-MOST_PRICE, LEAST_PRICE = 1e6, 1e-12
+MAX_PRICE, MIN_PRICE = 1e6, 1e-12
 """Bounds of the price, in points per byte."""
 
 _STEPS = 60
@@ -89,7 +89,7 @@ def estimated_bytes(weights: int, chosen: LayerChoice) -> float:
     """Estimate a layer's bytes: the entropy of its mask, the kept values, and a codebook."""
     kept = weights * chosen.keep
     mask_bits = weights * _entropy(chosen.keep)
-    book_bits = 32 * min(1 << chosen.bits, kept) if chosen.bits < MOST_BITS else 0
+    book_bits = 32 * min(1 << chosen.bits, kept) if chosen.bits < MAX_BITS else 0
     return (mask_bits + kept * chosen.bits + book_bits) / 8
 
 
@@ -127,7 +127,7 @@ def choose(layers: Sequence[LayerSensitivity], size_bytes: float, rest_bytes: fl
             for layer_choice in [chosen[layer.name]]
         }
 
-    chosen = at(_last(lambda price: size(at(price)) >= wanted, LEAST_PRICE, MOST_PRICE))
+    chosen = at(_last(lambda price: size(at(price)) >= wanted, MIN_PRICE, MAX_PRICE))
     return part(_last(lambda factor: size(part(factor)) <= wanted, 1e-4, 1e4))
 
 
@@ -181,7 +181,7 @@ def _by_share(keeps: Mapping[float, float], share: float, credible: float) -> fl
 
 def _by_bits(bits: Mapping[int, float]) -> dict[int, float]:
     if not bits:
-        return {MOST_BITS: 0.0}
+        return {MAX_BITS: 0.0}
     lost, losses = 0.0, {}
     for bit in sorted(bits, reverse=True):
         lost = max(lost, bits[bit])

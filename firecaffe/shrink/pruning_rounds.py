@@ -195,8 +195,8 @@ def parse_target(word: str) -> Target:
     return Target(word, "bytes", value * UNITS[unit])
 
 
-MOST_ATTEMPTS_OF_SIZE = 3
-MOST_ATTEMPTS_OF_LOSS = 6
+MAX_ATTEMPTS_OF_SIZE = 3
+MAX_ATTEMPTS_OF_LOSS = 6
 
 CLOSE = 0.95
 """A file of at least this share of the allowed size is large enough."""
@@ -234,7 +234,7 @@ def _aim_of_size(target: Target, attempts: Sequence[Attempt], weights: int) -> f
         return wanted
     last = attempts[-1]
     is_met = CLOSE * wanted <= last.bytes <= wanted
-    if is_met or len(attempts) == MOST_ATTEMPTS_OF_SIZE:
+    if is_met or len(attempts) == MAX_ATTEMPTS_OF_SIZE:
         return None
     return last.aim_bytes * wanted / last.bytes * MARGIN
 
@@ -243,7 +243,7 @@ def _aim_of_loss(target: Target, attempts: Sequence[Attempt], weights: int) -> f
     whole = float(weights * BYTES_PER_WEIGHT)
     if not attempts:
         return whole / FIRST_RATIO
-    if len(attempts) == MOST_ATTEMPTS_OF_LOSS:
+    if len(attempts) == MAX_ATTEMPTS_OF_LOSS:
         return None
     lost = [attempt.aim_bytes for attempt in attempts if not is_kept(target, attempt, weights)]
     largest_lost = max(lost, default=0.0)

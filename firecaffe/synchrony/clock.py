@@ -26,7 +26,7 @@ Seconds = Callable[[int, int], float]
 
 SLOW = 0
 
-MOST_MEASURED = 1_000_000
+MAX_MEASURED = 1_000_000
 
 LONGEST_S = 1e6
 
@@ -58,7 +58,7 @@ def measured(path: Path) -> list[float]:
     """Read `compute_s` from each line of a run's timings. Raises: RecipeError."""
     rows = read_rows(path, _SpeedRow, RecipeError)
     try:
-        times = [row["compute_s"] for row in islice(rows, MOST_MEASURED)]
+        times = [row["compute_s"] for row in islice(rows, MAX_MEASURED)]
     except RecipeError as error:
         raise RecipeError(
             f"synchrony.speeds_from {error}; it must be the timings of a run, which have compute_s "

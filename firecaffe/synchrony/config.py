@@ -5,7 +5,7 @@ from math import inf
 from typing import Literal
 
 from firecaffe.errors import RecipeError
-from firecaffe.value_checks import MOST_STEPS, check_limits, did_you_mean
+from firecaffe.value_checks import MAX_STEPS, check_limits, did_you_mean
 
 EVERY_STEP, BACKUP, STALE, ASYNCHRONOUS = "every_step", "backup", "stale", "asynchronous"
 LOCAL = "local"
@@ -31,22 +31,22 @@ SERVED = (BACKUP, STALE, ASYNCHRONOUS)
 """The modes with a server, in which the order of arrival decides bits."""
 
 LIMITS: dict[str, tuple[float, float]] = {
-    "shares_every": (1, MOST_STEPS),
+    "shares_every": (1, MAX_STEPS),
     "in_flight": (1, 4),
     "learners": (1, 4096),  # each may hold a version of the weights of its own
     "backup_workers": (0, 4095),
-    "max_staleness": (0, MOST_STEPS),
+    "max_staleness": (0, MAX_STEPS),
     "gradients_per_update": (1, 4096),
-    "warm_steps": (0, MOST_STEPS),
+    "warm_steps": (0, MAX_STEPS),
     "spread": (0.01, 10),  # below this, use constant; above, nearly all times are 0
     "replicas": (1, 4096),
-    "local_steps": (1, MOST_STEPS),
+    "local_steps": (1, MAX_STEPS),
     "growth_coefficient": (0, inf),
-    "overlap_steps": (0, MOST_STEPS),
+    "overlap_steps": (0, MAX_STEPS),
     "fragments": (1, 4096),
     "outer_lr": (-1, inf),
     "outer_momentum": (-1, 1),
-    "warm_epochs": (0, MOST_STEPS),
+    "warm_epochs": (0, MAX_STEPS),
     "slow_factor": (1, 1000),  # a slower learner delivers nothing in most trainings
 }
 

@@ -74,7 +74,7 @@ def _absolute(path: str) -> str:
     return path if not path or "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
-MOST_NAMED = 4
+MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ class Places:
             ranks.setdefault(where, []).append(rank)
         said = [
             f"{name} keeps the timings of rank {', '.join(map(str, numbers))} in {folder}"
-            for (name, folder), numbers in list(ranks.items())[:MOST_NAMED]
+            for (name, folder), numbers in list(ranks.items())[:MAX_NAMED]
         ]
-        if len(ranks) > MOST_NAMED:
-            said.append(f"{len(ranks) - MOST_NAMED} others in theirs")
+        if len(ranks) > MAX_NAMED:
+            said.append(f"{len(ranks) - MAX_NAMED} others in theirs")
         return [
             f"checkpoints are in {self.first / 'checkpoints'} on {host} alone, for no disk with "
             f"that folder is shared: {'; '.join(said)}"

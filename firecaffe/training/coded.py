@@ -61,7 +61,7 @@ KINDS: dict[str, type] = {
 SHAPES = ("sample_CHW", "input_shape")
 LISTS = ("class_names", *SHAPES)
 
-MOST_SAMPLE = 1 << 24
+MAX_SAMPLE = 1 << 24
 """The most elements of a sample: an export allocates one of the shape that the file states."""
 
 NETS = "nets"
@@ -217,8 +217,8 @@ def _about(facts: dict[str, Any]) -> About:
         whole = value if isinstance(value, list) else [value]
         if isinstance(value, list) != (fact in LISTS) or any(type(x) is not kind for x in whole):
             raise ValueError(f"{fact} is {shown(value)}")
-        if fact in SHAPES and (min(value, default=1) < 1 or prod(value) > MOST_SAMPLE):
-            raise ValueError(f"{fact} is {shown(value)}; at most {MOST_SAMPLE:,} numbers a sample")
+        if fact in SHAPES and (min(value, default=1) < 1 or prod(value) > MAX_SAMPLE):
+            raise ValueError(f"{fact} is {shown(value)}; at most {MAX_SAMPLE:,} numbers a sample")
         if fact in LISTS:
             facts[fact] = tuple(value)
     return replace(NOTHING, **facts)

@@ -246,15 +246,15 @@ class Outcome:
 EVERY = 20
 """The fewest steps from one measured step to the next."""
 
-MOST_STEPS = 256
+MAX_STEPS = 256
 """The most measured steps of a training."""
 
-MOST_SQUARE = 1e30
+MAX_SQUARE = 1e30
 """The largest squared norm that a checkpoint may have."""
 
 
 class _NoiseRow(TypedDict):
-    measured: Annotated[list[tuple[Count, Amount, Amount]], Meta(max_length=100 * MOST_STEPS)]
+    measured: Annotated[list[tuple[Count, Amount, Amount]], Meta(max_length=100 * MAX_STEPS)]
 
 
 class NoiseMeter:
@@ -266,7 +266,7 @@ class NoiseMeter:
         Nothing is measured if a batch is a single micro-batch, whose norm is the batch's.
         """
         self._order = order
-        self._every = max(EVERY, -(-steps // MOST_STEPS))
+        self._every = max(EVERY, -(-steps // MAX_STEPS))
         self._measures = has_norms and order.num_micro_batches > 1
         self._measured: list[GradientNorms] = []
 
@@ -285,7 +285,7 @@ class NoiseMeter:
         Return the numbers of the scale for a row of metrics. Norms are left out if they are not
         finite, because a loss scale was too large.
         """
-        if squares is None or not all(square <= MOST_SQUARE for square in squares):
+        if squares is None or not all(square <= MAX_SQUARE for square in squares):
             return {}
         of_leaves, of_mean = squares
         mean = of_leaves / self._order.num_micro_batches

@@ -351,7 +351,7 @@ def task_of_run(about: About, recipe: Recipe, data: Data) -> Task:
 
 
 # the most classes that a message names
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 def labels_of_run(about: About, data: Data, config: DataConfig) -> Tensor | None:
@@ -395,5 +395,5 @@ def _named(dataset: Dataset) -> tuple[str, ...]:
 
 
 def _listed(names: list[str] | tuple[str, ...]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(map(repr, names[:MOST_NAMED])) + more
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(map(repr, names[:MAX_NAMED])) + more

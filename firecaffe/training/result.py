@@ -29,7 +29,7 @@ from firecaffe.training.records import in_words
 from firecaffe.training.saver import SaveCosts
 from firecaffe.training.state import State
 
-MOST_LISTED_RANKS = 8
+MAX_LISTED_RANKS = 8
 
 # the attribute with the network, in the process that trained it
 LIVE = "_live"
@@ -230,7 +230,7 @@ class Result:
 
     def _waits(self) -> str:
         waits = self.data_wait_by_rank
-        if len(waits) <= MOST_LISTED_RANKS:
+        if len(waits) <= MAX_LISTED_RANKS:
             listed = ", ".join(f"{wait:.1%} on rank {rank}" for rank, wait in enumerate(waits))
             return f"waited for data: {listed}"
         worst = waits.index(max(waits))

@@ -117,7 +117,7 @@ DTYPES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }
-MOST_NUMBERS = torch.iinfo(torch.int64).max
+MAX_NUMBERS = torch.iinfo(torch.int64).max
 DTYPE_BY_NAME = {word: dtype for dtype, word in DTYPES.items()}
 
 
@@ -174,7 +174,7 @@ class TensorFile(StoredByName):
                     )
                     start += place.nbytes
                     # An empty tensor may have sizes that torch cannot represent.
-                    if prod(size or 1 for size in place.shape) > MOST_NUMBERS:
+                    if prod(size or 1 for size in place.shape) > MAX_NUMBERS:
                         raise ValueError(f"{name} has the shape {list(place.shape)}")
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error})") from error

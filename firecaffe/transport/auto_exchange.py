@@ -17,10 +17,10 @@ from firecaffe.exchange.choose import AUTO, choose
 from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
 from firecaffe.transport.link import described, measure_link, recall, remember
 
-LEAST_STREAM_S = 0.05
+MIN_STREAM_S = 0.05
 """Seconds of a stream: longer than the burst that a shaped link lets pass; five take 0.3 s."""
 
-MOST_S = 1.0
+MAX_S = 1.0
 """Seconds after which the measurement stops, as it does for 10 Mbit/s or 50 ms."""
 
 SHARED_MEMORY = "shared memory, nothing goes between hosts"
@@ -69,7 +69,7 @@ def choose_exchange(
         stated = _stated(world, sizes_bytes, tree, *measured, f"measured {age} ago")
     stated = broadcast_text(world, stated)
     if not stated:
-        link = measure_link(world, 0, rank_elsewhere(places), LEAST_STREAM_S, MOST_S)
+        link = measure_link(world, 0, rank_elsewhere(places), MIN_STREAM_S, MAX_S)
         if world.is_first:
             measured = link.latency_s, link.bandwidth_bytes_per_s
             remember(places, *measured)

@@ -36,11 +36,11 @@ PINGS = 100
 IN_FLIGHT = 4
 """Messages of a stream in flight: the link is never idle between two of them."""
 FIRST_STREAM_BYTES = 2**16
-MOST_MESSAGE_BYTES = 2**22
-LEAST_STREAM_S = 0.2
+MAX_MESSAGE_BYTES = 2**22
+MIN_STREAM_S = 0.2
 """Least seconds of a stream: a shaped link lets its first 100 kB or so pass unshaped."""
 STREAMS = 5
-MOST_GROWTH = 4.0
+MAX_GROWTH = 4.0
 """Most growth from one stream to the next: unshaped bytes suggest too high a bandwidth."""
 
 
@@ -75,7 +75,7 @@ def measure_link(
     world: Group,
     first: int,
     second: int,
-    least_stream_s: float = LEAST_STREAM_S,
+    least_stream_s: float = MIN_STREAM_S,
     most_s: float = inf,
 ) -> MeasuredLink:
     """Measure a link in the exchange's group; all ranks call it. Raises: PeerLostError."""
@@ -139,7 +139,7 @@ def bandwidth_samples_bytes_per_s(
     peer: int,
     sends: bool,
     device: torch.device,
-    least_s: float = LEAST_STREAM_S,
+    least_s: float = MIN_STREAM_S,
     streams: int = STREAMS,
     most_s: float = inf,
 ) -> list[float]:
@@ -161,7 +161,7 @@ def bandwidth_samples_bytes_per_s(
         if taken_s >= least_s or samples:
             samples.append(stream_bytes / taken_s)
         else:
-            growth = min(MOST_GROWTH, max(2.0, 1.25 * least_s / taken_s))
+            growth = min(MAX_GROWTH, max(2.0, 1.25 * least_s / taken_s))
             stream_bytes = round(stream_bytes * growth)
     _send_number(0, group, peer, device)
     return samples
@@ -176,7 +176,7 @@ def finish(device: torch.device) -> None:
 def _stream(
     group: ProcessGroup, peer: int, sends: bool, stream_bytes: int, device: torch.device
 ) -> float:
-    message_bytes = min(MOST_MESSAGE_BYTES, -(-stream_bytes // IN_FLIGHT))
+    message_bytes = min(MAX_MESSAGE_BYTES, -(-stream_bytes // IN_FLIGHT))
     slots = torch.zeros(IN_FLIGHT, message_bytes, dtype=torch.uint8, device=device)
     confirmation = torch.zeros(PING_BYTES, dtype=torch.uint8, device=device)
     works: list[dist.Work | None] = [None] * IN_FLIGHT
@@ -218,12 +218,12 @@ def _receive_number(group: ProcessGroup, peer: int, device: torch.device) -> int
 
 NAME = "links.json"
 
-MOST_AGE_S = 24 * 3600.0
+MAX_AGE_S = 24 * 3600.0
 
-MOST_LINKS = 1000
+MAX_LINKS = 1000
 """The most links that are kept; the oldest are dropped."""
 
-MOST_BYTES = 1_000_000
+MAX_BYTES = 1_000_000
 
 UNREADABLE = (OSError, ValueError, RuntimeError)  # the last: a user without a home
 
@@ -273,7 +273,7 @@ def recall(ranks: Sequence[str]) -> KnownLink | None:
 def remember(ranks: Sequence[str], latency_s: float, bandwidth_bytes_per_s: float) -> None:
     """Store the figures with the present time, if the file can be written."""
     key = _digest(ranks)
-    kept = [known for known in _read() if known.ranks != key][1 - MOST_LINKS :]
+    kept = [known for known in _read() if known.ranks != key][1 - MAX_LINKS :]
     kept.append(KnownLink(key, time.time(), latency_s, bandwidth_bytes_per_s))
     with suppress(*UNREADABLE):
         path = _path()
@@ -283,12 +283,12 @@ def remember(ranks: Sequence[str], latency_s: float, bandwidth_bytes_per_s: floa
 
 def _read() -> list[KnownLink]:
     try:
-        file = decoded(read_bytes(_path(), MOST_BYTES), _File)
+        file = decoded(read_bytes(_path(), MAX_BYTES), _File)
     except UNREADABLE:
         return []
     now_s = time.time()
     is_ours = file.version == VERSION
-    return [link for link in file.links if is_ours and 0 <= now_s - link.measured_at_s < MOST_AGE_S]
+    return [link for link in file.links if is_ours and 0 <= now_s - link.measured_at_s < MAX_AGE_S]
 
 
 def _path() -> Path:

@@ -14,7 +14,7 @@ from firecaffe.runs.measure import failure, measure_of, of_difference, of_mean
 from firecaffe.runs.statistics import (
     BAND,
     FEWEST,
-    MOST_RUNS,
+    MAX_RUNS,
     RELATIVE_BAND,
     ROUNDING,
     Difference,
@@ -41,7 +41,7 @@ class Verdict:
     """The loss of the metric that is allowed."""
     verdict: str
     more: int | None
-    """More seeds that each side needs; None if even MOST_RUNS would not suffice."""
+    """More seeds that each side needs; None if even MAX_RUNS would not suffice."""
     words: str
 
 
@@ -85,7 +85,7 @@ def _verdict(
     if spread is not None:
         needed = runs_enough(spread, [[abs(gain.value + band)]])
         if needed is None:
-            return UNDECIDED, None, f", nor would {MOST_RUNS} be"
+            return UNDECIDED, None, f", nor would {MAX_RUNS} be"
         enough = needed
     more = max(1, enough - min(len(before), len(after)))
     return UNDECIDED, more, f", about {more} more of each would do"

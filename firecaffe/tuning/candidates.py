@@ -127,7 +127,7 @@ HELD_OUT = 0.1
 
 TESTS_OF_A_TRIAL = 8
 
-LEAST_TESTS = 3
+MIN_TESTS = 3
 """Tests, and finished candidates, needed to give one up: at first, small rates are ahead."""
 
 FINALISTS, SEEDS_OF_FINALISTS = 3, 1
@@ -139,7 +139,7 @@ LATE_SHARE = 3 / 4
 SAME = 0.0025
 """Differences up to this are noise between seeds: absolute for shares, else relative."""
 
-MOST_AT_ONCE = 4
+MAX_AT_ONCE = 4
 """Most candidates of a round, because candidates of one round are not judged by each other."""
 
 Run = Callable[[Sequence[Trial]], None]
@@ -237,7 +237,7 @@ class Search:
 
     @property
     def width(self) -> int:
-        return min(self.at_once, MOST_AT_ONCE)
+        return min(self.at_once, MAX_AT_ONCE)
 
     @property
     def most_candidates(self) -> int:
@@ -279,7 +279,7 @@ def is_hopeless(
     last = scores[-1]
     if not last.is_finite:
         return True
-    if len(scores) < LEAST_TESTS or len(finished) < LEAST_TESTS:
+    if len(scores) < MIN_TESTS or len(finished) < MIN_TESTS:
         return False
     gain = measure.gain
     then = [gain(score.value) for of_one in finished for score in of_one if score.step == last.step]

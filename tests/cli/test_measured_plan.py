@@ -47,7 +47,7 @@ def test_measured_steps_replace_a_wrong_forecast(
 
 
 def test_a_step_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_measured, "LEAST_S", 0.0)
+    monkeypatch.setattr(plan_measured, "MIN_S", 0.0)
     monkeypatch.setattr(plan_measured, "cores", lambda: 2)
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SMALL.replace('"generated"', f'"fashion-mnist"\npath = "{tmp_path}/none"'))

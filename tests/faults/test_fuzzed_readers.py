@@ -18,7 +18,7 @@ DEAR = {"replay": 5, "load": 20, "recipe": 20, "compare": 40, "prototxt, layers"
 DEAR |= dict.fromkeys(("prototxt, a net", "prototxt, a solver"), 20)
 DEAR |= dict.fromkeys(("explain", "explain, with a server", "explain, a trace"), 40)
 """Readers that take long, and their mutations."""
-MOST_BYTES = 64_000_000
+MAX_BYTES = 64_000_000
 """Above what the files hold."""
 
 
@@ -30,7 +30,7 @@ def test_what_is_damaged_is_read_or_refused(tmp_path: Path, name: str) -> None:
     for number in range(DEAR.get(name, MUTATIONS)):
         outcome = files.attempt(f"{name} 0 {number}")
         assert outcome.word in (READ, REFUSED), f"--only {number}: {outcome.traceback}"
-        assert outcome.extra_bytes < MOST_BYTES, f"--only {number}"
+        assert outcome.extra_bytes < MAX_BYTES, f"--only {number}"
 
 
 @pytest.mark.parametrize("name", ["compare", "recipe", "checkpoint, new digests"])

@@ -168,7 +168,7 @@ def test_its_bytes_are_those_of_the_events(trained: Trained, compressor: str) ->
 def fit_in_files(made: Recipe, folder: Path) -> tuple[Result, int]:
     """With no room in memory. Also how many versions this rank has had in files."""
     with (
-        patch.object(server_memory, "MOST_BYTES", 0),
+        patch.object(server_memory, "MAX_BYTES", 0),
         patch.object(owner, "bytes_in_file", wraps=bytes_in_file) as in_file,
     ):
         return TRAINING(made, folder), in_file.call_count

@@ -14,7 +14,7 @@ from firecaffe import errors
 from firecaffe.cluster.agent import HOPELESS
 from firecaffe.cluster.lost_ranks import TOGETHER
 from firecaffe.errors import FirecaffeError, PeerLostError
-from firecaffe.faults import GOES_ON, KINDS, MOST_TEXT, RESTARTS, RESUME, Fault
+from firecaffe.faults import GOES_ON, KINDS, MAX_TEXT, RESTARTS, RESUME, Fault
 from firecaffe.resume_advice import command_wording, replaced
 from firecaffe.runs.fault import NAME, fault_of, settle_fault, with_can_resume, write_fault
 
@@ -31,10 +31,10 @@ faults = st.builds(
 
 
 @given(faults)
-@example(Fault("killed", 0, "a", 1, "its launcher", "x" * (MOST_TEXT + 1)))
+@example(Fault("killed", 0, "a", 1, "its launcher", "x" * (MAX_TEXT + 1)))
 def test_a_fault_comes_back_from_its_text(fault: Fault) -> None:
     back = Fault.parse(fault.as_text())
-    assert back == replace(fault, detail=fault.detail[:MOST_TEXT])
+    assert back == replace(fault, detail=fault.detail[:MAX_TEXT])
     assert "\n" not in fault.as_text()
 
 

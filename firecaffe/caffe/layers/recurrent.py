@@ -17,7 +17,7 @@ from torch.nn import functional
 from firecaffe.caffe.fillers import filler
 from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, check_bottoms, check_tops, positive
 
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 """The maximum steps of a sequence. Each is computed separately; Caffe makes layers of each."""
 
 
@@ -132,8 +132,8 @@ def recurrent(spec: Spec, kind: type[LSTM] | type[RNN], states: int) -> LSTM | R
             f" has the bottoms {values} and {cont}; expected "
             "(steps, streams, …) and (steps, streams)"
         )
-    if not 1 <= values[0] <= MOST_STEPS:
-        raise spec.error(f" has {values[0]} steps; expected 1 to {MOST_STEPS:,}")
+    if not 1 <= values[0] <= MAX_STEPS:
+        raise spec.error(f" has {values[0]} steps; expected 1 to {MAX_STEPS:,}")
     for bottom in spec.bottoms[len(spec.bottoms) - exposed :]:
         if tuple(bottom) != (1, values[1], num_output):
             raise spec.error(

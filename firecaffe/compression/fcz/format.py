@@ -44,7 +44,7 @@ class DamagedError(Exception):
     """The bytes do not follow docs/reference/fcz.md. `read` names the file."""
 
 
-MOST_BYTES = 9
+MAX_BYTES = 9
 
 
 def varint(value: int) -> bytes:
@@ -59,7 +59,7 @@ def varint(value: int) -> bytes:
 def read_varint(data: bytes | memoryview, start: int) -> tuple[int, int]:
     """Return a number and the next offset. Raises DamagedError if not the shortest encoding."""
     value = 0
-    for place in range(MOST_BYTES):
+    for place in range(MAX_BYTES):
         if start + place >= len(data):
             raise DamagedError("a number is cut short")
         byte = data[start + place]
@@ -74,19 +74,19 @@ def read_varint(data: bytes | memoryview, start: int) -> tuple[int, int]:
 MAGIC = b"FCZ"
 VERSION = 1
 
-MOST_HEADER = 1 << 24
-MOST_TENSORS = 1 << 14
-MOST_NETWORK = 1 << 20
+MAX_HEADER = 1 << 24
+MAX_TENSORS = 1 << 14
+MAX_NETWORK = 1 << 20
 """The maximum bytes of the JSON. Parsing takes many times as much memory."""
 
-MOST_DIMENSIONS = 32
-MOST_NAME = 1 << 12
-MOST_SPAN = 1 << 62
+MAX_DIMENSIONS = 32
+MAX_NAME = 1 << 12
+MAX_SPAN = 1 << 62
 """The maximum bytes of a tensor, with dimensions of 0 counted as 1: no array may span more."""
 
-MOST_DECODED = 1 << 32
+MAX_DECODED = 1 << 32
 FEW_DECODED = 1 << 24
-MOST_RATIO = 1 << 10
+MAX_RATIO = 1 << 10
 """The limits of `allowed_bytes`. Trained networks become up to 149 times smaller."""
 
 DICTIONARY = (
@@ -123,21 +123,21 @@ class Header:
 def allowed_bytes(file_bytes: int) -> int:
     """Return the maximum total size of the decoded tensors of a file of this size."""
     # Zeros take almost no bytes, so a tiny file could request any amount of memory.
-    return min(MOST_DECODED, max(FEW_DECODED, MOST_RATIO * file_bytes))
+    return min(MAX_DECODED, max(FEW_DECODED, MAX_RATIO * file_bytes))
 
 
 def header_bytes(network: Mapping[str, Any], tensors: Sequence[Outline], body_bytes: int) -> bytes:
     """Encode everything before the first block. Raises ValueError or TypeError if not JSON."""
     text = json.dumps(network, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    if len(text.encode()) > MOST_NETWORK:
-        raise ValueError(f"it takes {len(text.encode())} bytes; at most {MOST_NETWORK}")
+    if len(text.encode()) > MAX_NETWORK:
+        raise ValueError(f"it takes {len(text.encode())} bytes; at most {MAX_NETWORK}")
     parts = [_counted(text.encode()), varint(len(tensors))]
     for tensor in tensors:
         parts += [_counted(tensor.name.encode()), bytes([DTYPES.index(tensor.dtype)])]
         parts += [varint(len(tensor.shape)), *map(varint, tensor.shape)]
     plain = b"".join(parts)
-    if len(plain) > MOST_HEADER:
-        raise ValueError(f"the header takes {len(plain)} bytes; at most {MOST_HEADER}")
+    if len(plain) > MAX_HEADER:
+        raise ValueError(f"the header takes {len(plain)} bytes; at most {MAX_HEADER}")
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
     stored = deflate.compress(plain) + deflate.flush()
     if len(stored) >= len(plain):
@@ -149,7 +149,7 @@ def header_bytes(network: Mapping[str, Any], tensors: Sequence[Outline], body_by
 
 def read_header(file: BinaryIO, file_bytes: int) -> Header:
     """Read everything before the first block, and leave the file there. Raises DamagedError."""
-    start = file.read(len(MAGIC) + 1 + 3 * MOST_BYTES + 4)
+    start = file.read(len(MAGIC) + 1 + 3 * MAX_BYTES + 4)
     if start[: len(MAGIC)] != MAGIC:
         raise DamagedError(f"it begins with {start[: len(MAGIC)]!r}, not with {MAGIC!r}")
     if len(start) == len(MAGIC):
@@ -160,8 +160,8 @@ def read_header(file: BinaryIO, file_bytes: int) -> Header:
     stored_bytes, place = read_varint(start, place)
     plain_bytes, place = read_varint(start, place)
     body_bytes, place = read_varint(start, place)
-    if not 0 < stored_bytes <= plain_bytes <= MOST_HEADER:
-        raise DamagedError(f"a header of {plain_bytes} bytes; at most {MOST_HEADER}")
+    if not 0 < stored_bytes <= plain_bytes <= MAX_HEADER:
+        raise DamagedError(f"a header of {plain_bytes} bytes; at most {MAX_HEADER}")
     whole = place + 4 + stored_bytes + body_bytes
     if file_bytes != whole:
         raise DamagedError(f"it has {file_bytes} bytes, and says that it has {whole}")
@@ -213,7 +213,7 @@ class _Plain:
 
 def _parse(plain: bytes) -> tuple[dict[str, Any], list[Outline]]:
     rest = _Plain(plain)
-    text = rest.text(MOST_NETWORK, "the network")
+    text = rest.text(MAX_NETWORK, "the network")
     try:
         network = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -221,14 +221,14 @@ def _parse(plain: bytes) -> tuple[dict[str, Any], list[Outline]]:
     if not isinstance(network, dict):
         raise DamagedError("the network is no JSON object")
     tensors = []
-    for _ in range(rest.number(MOST_TENSORS, "tensors")):
-        name = rest.text(MOST_NAME, "a tensor's name")
+    for _ in range(rest.number(MAX_TENSORS, "tensors")):
+        name = rest.text(MAX_NAME, "a tensor's name")
         dtype = rest.number(len(DTYPES) - 1, "as a tensor's type")
-        dimensions = rest.number(MOST_DIMENSIONS, "dimensions of a tensor")
+        dimensions = rest.number(MAX_DIMENSIONS, "dimensions of a tensor")
         shape = tuple(rest.number(1 << 62, "as a dimension") for _ in range(dimensions))
         span = prod(max(1, dimension) for dimension in shape) * np.dtype(DTYPES[dtype]).itemsize
-        if span > MOST_SPAN:
-            raise DamagedError(f"a tensor's dimensions span {span:,} bytes; at most {MOST_SPAN:,}")
+        if span > MAX_SPAN:
+            raise DamagedError(f"a tensor's dimensions span {span:,} bytes; at most {MAX_SPAN:,}")
         tensors.append(Outline(name, DTYPES[dtype], shape))
     if rest.place != len(plain):
         raise DamagedError("the header has bytes after its last tensor")
@@ -240,12 +240,12 @@ def _parse(plain: bytes) -> tuple[dict[str, Any], list[Outline]]:
 Symbols = NDArray[np.int32]
 Model = Any
 
-MOST_AT_ONCE = 1 << 14
+MAX_AT_ONCE = 1 << 14
 
-FULL_WORDS, MOST_WORDS = 1 << 14, 1 << 15
-"""A block ends at FULL_WORDS. A call adds at most 24 bits a symbol, so MOST_WORDS suffices."""
+FULL_WORDS, MAX_WORDS = 1 << 14, 1 << 15
+"""A block ends at FULL_WORDS. A call adds at most 24 bits a symbol, so MAX_WORDS suffices."""
 
-FULL_SYMBOLS, MOST_SYMBOLS = 1 << 20, 1 << 21
+FULL_SYMBOLS, MAX_SYMBOLS = 1 << 20, 1 << 21
 """Limits of a block's symbols, in the same way."""
 
 DIGIT = 1 << 16
@@ -315,7 +315,7 @@ class BlockReader:
         self.near_rows = 0
 
     def take(self, count: int, model: Model, *parameters: NDArray[np.float64]) -> Symbols:
-        """Decode at most MOST_AT_ONCE symbols. Raises DamagedError if the bytes are invalid."""
+        """Decode at most MAX_AT_ONCE symbols. Raises DamagedError if the bytes are invalid."""
         if not count:
             return np.empty(0, np.int32)
         if not self._left_symbols:
@@ -349,15 +349,13 @@ class BlockReader:
             raise DamagedError("more follows after the last tensor")
 
     def _next_block(self) -> None:
-        start = self._read(min(2 * MOST_BYTES + 4, self._left_bytes))
+        start = self._read(min(2 * MAX_BYTES + 4, self._left_bytes))
         symbols, place = read_varint(start, 0)
         num_words, place = read_varint(start, place)
-        if not 0 < symbols <= MOST_SYMBOLS:
-            raise DamagedError(
-                f"a block says that it has {symbols} symbols; at most {MOST_SYMBOLS}"
-            )
-        if num_words > MOST_WORDS:
-            raise DamagedError(f"a block says that it has {num_words} words; at most {MOST_WORDS}")
+        if not 0 < symbols <= MAX_SYMBOLS:
+            raise DamagedError(f"a block says that it has {symbols} symbols; at most {MAX_SYMBOLS}")
+        if num_words > MAX_WORDS:
+            raise DamagedError(f"a block says that it has {num_words} words; at most {MAX_WORDS}")
         counts, stated, rest = start[:place], start[place : place + 4], start[place + 4 :]
         missing = 4 * num_words - len(rest)
         if len(stated) < 4 or missing > self._left_bytes:

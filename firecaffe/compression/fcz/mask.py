@@ -110,18 +110,18 @@ def classes_of(counts: NDArray[np.int64], num_columns: int, share: float, a: flo
 STRENGTHS = 16
 """The number of possible values of a: powers of two from 1/4 to 2^13."""
 
-MOST_ROWS, MOST_COLUMNS = 1 << 16, 1 << 12
+MAX_ROWS, MAX_COLUMNS = 1 << 16, 1 << 12
 # The minimum columns of a matrix without and with neighbors, because each row takes time.
-LEAST_COLUMNS = (2, 32)
+MIN_COLUMNS = (2, 32)
 
-MOST_DISTANCE = 64
-MOST_NEAR_ROWS = 1 << 14
+MAX_DISTANCE = 64
+MAX_NEAR_ROWS = 1 << 14
 """The maximum rows of a matrix with neighbors, whose rows are coded one by one."""
 
-MOST_NEAR_ROWS_OF_FILE = 1 << 18
+MAX_NEAR_ROWS_OF_FILE = 1 << 18
 """The maximum of such rows in a file, because each takes time and files may be malicious."""
 
-LEAST_GROUPS, MOST_GROUP = 64, 4096
+MIN_GROUPS, MAX_GROUP = 64, 4096
 """Without neighbors: the fewest groups of rows, and the most elements of a group of several."""
 
 TRIED = 1 << 18
@@ -132,7 +132,7 @@ SCREENED = 1 << 16
 DIGITS = 9
 """Decimals of a cost. Further ones depend on the machine, and would choose between equal views."""
 
-LEAST_SHARED = 0.003
+MIN_SHARED = 0.003
 """Neighbors are tried only if they may save this share of the distances' bits: they take time."""
 
 NEAR_FACTOR = 1.1
@@ -171,7 +171,7 @@ class View:
 
     @property
     def most_rows(self) -> int:
-        return MOST_NEAR_ROWS if self.distance else MOST_ROWS
+        return MAX_NEAR_ROWS if self.distance else MAX_ROWS
 
 
 def cheapest_view(
@@ -185,7 +185,7 @@ def cheapest_view(
 
     def fits(view: View) -> bool:
         rows = len(view.matrix(kept, shape))
-        return not view.distance or near_rows + rows <= MOST_NEAR_ROWS_OF_FILE
+        return not view.distance or near_rows + rows <= MAX_NEAR_ROWS_OF_FILE
 
     inverted = 2 * int(kept.sum()) > len(kept)
 
@@ -199,7 +199,7 @@ def cheapest_view(
     def may_tell(view: View) -> bool:
         if not view.distance:
             return True
-        return shared_bits(view.matrix(kept, shape), view.distance) > LEAST_SHARED * enough
+        return shared_bits(view.matrix(kept, shape), view.distance) > MIN_SHARED * enough
 
     views = [view for view in _views(shape, inverted) if fits(view) and may_tell(view)]
     screened = {view: cost(view, SCREENED) for view in views}
@@ -246,7 +246,7 @@ def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> No
     writer.number(view.transposed, 2)
     writer.number(view.inverted, 2)
     writer.number(view.strength, STRENGTHS)
-    writer.number(view.distance, MOST_DISTANCE + 1)
+    writer.number(view.distance, MAX_DISTANCE + 1)
     writer.near_rows += len(view.matrix(kept, shape)) if view.distance else 0
     rows = _Rows(view, kept, shape)
     write_sequence(writer, [rows.classes], len(FACTORS), "best")
@@ -261,15 +261,15 @@ def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) 
         bool(reader.number(2)),
         bool(reader.number(2)),
         reader.number(STRENGTHS),
-        reader.number(MOST_DISTANCE + 1),
+        reader.number(MAX_DISTANCE + 1),
     )
     matrix = view.matrix(flat, shape)
     num_rows, num_columns = matrix.shape
-    if num_rows > view.most_rows or num_columns > MOST_COLUMNS:
+    if num_rows > view.most_rows or num_columns > MAX_COLUMNS:
         raise DamagedError(f"a mask of {num_rows} x {num_columns}")
     reader.near_rows += num_rows if view.distance else 0
-    if reader.near_rows > MOST_NEAR_ROWS_OF_FILE:
-        raise DamagedError(f"more than {MOST_NEAR_ROWS_OF_FILE:,} rows look at neighbors")
+    if reader.near_rows > MAX_NEAR_ROWS_OF_FILE:
+        raise DamagedError(f"more than {MAX_NEAR_ROWS_OF_FILE:,} rows look at neighbors")
     ones = len(flat) - kept if view.inverted else kept
     chunks = [chunk for (chunk,) in read_sequence(reader, 1, num_rows, len(FACTORS))]
     factors = FACTORS[np.concatenate(chunks)]
@@ -337,7 +337,7 @@ class _Rows:
 
 def _groups(view: View, shape: Shape) -> Iterator[slice]:
     rows, columns = shape
-    size = max(1, min(rows // LEAST_GROUPS, MOST_GROUP // columns))
+    size = max(1, min(rows // MIN_GROUPS, MAX_GROUP // columns))
     size = 1 if view.distance else size
     return (slice(start, min(rows, start + size)) for start in range(0, rows, size))
 
@@ -349,7 +349,7 @@ def _views(shape: Shape, inverted: bool) -> Iterator[View]:
         for transposed in (False, True):
             for distance in (0, 1):
                 view = View(leading, transposed, inverted, distance=distance)
-                fits = rows <= view.most_rows and LEAST_COLUMNS[distance] <= columns <= MOST_COLUMNS
+                fits = rows <= view.most_rows and MIN_COLUMNS[distance] <= columns <= MAX_COLUMNS
                 if (
                     fits
                     and (key := (rows, columns, transposed and rows > 1, distance)) not in known
@@ -363,6 +363,6 @@ def _distances(view: View, kept: Bools, shape: Shape) -> list[int]:
     matrix = view.matrix(kept, shape)
     num_rows = len(matrix)
     matrix = matrix[:, : max(1, TRIED // num_rows)]
-    apart = range(2, min(MOST_DISTANCE, num_rows - 1) + 1)
+    apart = range(2, min(MAX_DISTANCE, num_rows - 1) + 1)
     same = [float((matrix[distance:] & matrix[:-distance]).mean()) for distance in apart]
     return [apart[place] for place in np.argsort(same)[::-1][:TRIED_DISTANCES]]

@@ -23,9 +23,9 @@ from firecaffe.compression.fcz.format import (
     DTYPES,
     GAPS,
     MASK,
-    MOST_DIMENSIONS,
-    MOST_NAME,
-    MOST_TENSORS,
+    MAX_DIMENSIONS,
+    MAX_NAME,
+    MAX_TENSORS,
     BlockReader,
     BlockWriter,
     DamagedError,
@@ -201,11 +201,11 @@ def _fill(flat: Patterns, kept: int, values: Iterator[Patterns]) -> None:
         waiting = waiting[len(value) :]
 
 
-MOST_GAP_BITS = 15
+MAX_GAP_BITS = 15
 TABLED = 1 << 16
 """The number of distances by which the alphabet is chosen."""
 
-MOST_SKIPS = 1.25
+MAX_SKIPS = 1.25
 """The maximum mean of symbols per distance, with a range coder."""
 
 BITS_OF_TABLE = 5
@@ -217,7 +217,7 @@ def write_gaps(writer: BlockWriter, positions: NDArray[np.int64], size: int, how
     zeros = np.diff(positions, prepend=-1) - 1
     bits = _cheapest_bits(zeros[:TABLED], how)
     symbols = _symbols(zeros, (1 << bits) - 1)
-    writer.number(bits - 1, MOST_GAP_BITS)
+    writer.number(bits - 1, MAX_GAP_BITS)
     writer.number(len(symbols) - 1, size)
     write_sequence(writer, [symbols], 1 << bits, how)
 
@@ -231,7 +231,7 @@ def bits_of_gaps(part: NDArray[np.bool_], how: How) -> float:
 
 def read_gaps(reader: BlockReader, kept: int, size: int) -> Iterator[NDArray[np.int64]]:
     """Yield the positions in ascending chunks. Raises DamagedError."""
-    bits = reader.number(MOST_GAP_BITS) + 1
+    bits = reader.number(MAX_GAP_BITS) + 1
     count = reader.number(size) + 1
     skips = (1 << bits) - 1
     base = num_positions = 0
@@ -264,7 +264,7 @@ def _symbols(zeros: NDArray[np.int64], skips: int) -> Symbols:
 def _cheapest_bits(zeros: NDArray[np.int64], how: How) -> int:
     def cost(bits: int) -> float:
         symbols = _symbols(zeros, (1 << bits) - 1)
-        if len(symbols) > MOST_SKIPS * len(zeros) and how != "huffman":
+        if len(symbols) > MAX_SKIPS * len(zeros) and how != "huffman":
             return inf
         counts = np.bincount(symbols)
         table = BITS_OF_TABLE * min(1 << bits, len(symbols))
@@ -274,7 +274,7 @@ def _cheapest_bits(zeros: NDArray[np.int64], how: How) -> int:
 
     # Each skip takes time, so alphabets that need many are excluded.
     most = max(1, int(zeros.max()).bit_length())
-    return min(range(1, min(most, MOST_GAP_BITS) + 1), key=cost)
+    return min(range(1, min(most, MAX_GAP_BITS) + 1), key=cost)
 
 
 CODES: tuple[How, ...] = get_args(How)
@@ -307,8 +307,8 @@ def write(
     if code not in CODES:
         raise RecipeError(f"code is {code!r}; expected one of {', '.join(CODES)}")
     outlines = [outline_of(name, array) for name, array in tensors.items()]
-    if len(outlines) > MOST_TENSORS:
-        raise RecipeError(f"{len(outlines)} tensors; a .fcz file has at most {MOST_TENSORS}")
+    if len(outlines) > MAX_TENSORS:
+        raise RecipeError(f"{len(outlines)} tensors; a .fcz file has at most {MAX_TENSORS}")
     path = Path(path)
     with TemporaryFile() as body:
         writer = BlockWriter(body)
@@ -392,9 +392,9 @@ def outline_of(name: str, array: NDArray[Any]) -> Outline:
     dtype = array.dtype.newbyteorder("=").name
     if dtype not in DTYPES:
         raise RecipeError(f"{name} is of {array.dtype}; a .fcz file has {', '.join(DTYPES)}")
-    if array.ndim > MOST_DIMENSIONS or len(name.encode()) > MOST_NAME:
+    if array.ndim > MAX_DIMENSIONS or len(name.encode()) > MAX_NAME:
         raise RecipeError(
             f"{name:.80} has {array.ndim} dimensions and a name of {len(name.encode())} bytes; a "
-            f".fcz file has at most {MOST_DIMENSIONS} and {MOST_NAME}"
+            f".fcz file has at most {MAX_DIMENSIONS} and {MAX_NAME}"
         )
     return Outline(name, dtype, tuple(array.shape))

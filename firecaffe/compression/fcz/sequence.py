@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from firecaffe.compression.fcz.format import BlockReader, BlockWriter, DamagedError, Symbols
 
-MOST_BITS = 16
+MAX_BITS = 16
 STRIDE = 32
 """Decoding runs in parallel from places this many symbols apart."""
 
@@ -39,7 +39,7 @@ def code_lengths(counts: Ints) -> Ints:
         lengths[used] = 1
         return lengths
     lengths[used] = _depths(counts[used].tolist())
-    return lengths if lengths.max() <= MOST_BITS else _limited(counts, used)
+    return lengths if lengths.max() <= MAX_BITS else _limited(counts, used)
 
 
 def _depths(counts: list[int]) -> list[int]:
@@ -64,7 +64,7 @@ def _limited(counts: Ints, used: Ints) -> Ints:
         (int(counts[symbol]), (int(symbol),)) for symbol in used
     )
     packages = coins
-    for _ in range(MOST_BITS - 1):
+    for _ in range(MAX_BITS - 1):
         pairs = zip(packages[0::2], packages[1::2], strict=False)
         packages = sorted([*coins, *((a[0] + b[0], a[1] + b[1]) for a, b in pairs)])
     taken = chain.from_iterable(symbols for _, symbols in packages[: 2 * len(used) - 2])
@@ -84,20 +84,20 @@ class Code:
         """Raise DamagedError if Kraft's sum is not 1, except for a single symbol of one bit."""
         used = np.flatnonzero(lengths)
         sizes = lengths[used]
-        if sizes.size and int(sizes.max()) > MOST_BITS:
+        if sizes.size and int(sizes.max()) > MAX_BITS:
             raise DamagedError(f"a Huffman code has a word of {sizes.max()} bits")
-        room = int((1 << (MOST_BITS - sizes)).sum())
+        room = int((1 << (MAX_BITS - sizes)).sum())
         alone = len(used) == 1 and int(sizes[0]) == 1
-        if room != 1 << MOST_BITS and not alone:
+        if room != 1 << MAX_BITS and not alone:
             raise DamagedError("the lengths of a Huffman code do not add up to 1 (Kraft's sum)")
         order = used[np.argsort(sizes, kind="stable")]
-        spans = 1 << (MOST_BITS - lengths[order])
+        spans = 1 << (MAX_BITS - lengths[order])
         starts = np.cumsum(spans) - spans
         self._lengths = lengths
         self._words = np.zeros(len(lengths), np.int64)
-        self._words[order] = starts >> (MOST_BITS - lengths[order])
+        self._words[order] = starts >> (MAX_BITS - lengths[order])
         # Indexed by the next 16 bits: the symbol, and the length of its word.
-        whole = 1 << MOST_BITS
+        whole = 1 << MAX_BITS
         self._symbol_at = np.repeat(order.astype(np.uint16), spans)
         self._length_at = np.repeat(lengths[order].astype(np.uint8), spans)
         if alone:  # no word begins with 1
@@ -156,8 +156,8 @@ class Code:
 
 How = Literal["best", "huffman", "range"]
 
-LEAST_CHUNK, MOST_CHUNK = 4, 4096
-MOST_ALPHABET = 1 << 16
+MIN_CHUNK, MAX_CHUNK = 4, 4096
+MAX_ALPHABET = 1 << 16
 
 _categorical = constriction.stream.model.Categorical
 _uniform = constriction.stream.model.Uniform
@@ -167,8 +167,8 @@ _uniform = constriction.stream.model.Uniform
 def _chunks(count: int, grows: bool) -> Iterator[slice]:
     done = 0
     while done < count:
-        size = max(LEAST_CHUNK, done // 4) if grows else MOST_CHUNK
-        size = min(size, MOST_CHUNK, count - done)
+        size = max(MIN_CHUNK, done // 4) if grows else MAX_CHUNK
+        size = min(size, MAX_CHUNK, count - done)
         yield slice(done, done + size)
         done += size
 
@@ -270,7 +270,7 @@ class Huffman(Column):
     """Each chunk is the number of its bytes, then the bytes."""
 
     kind = 3
-    most_bytes = MOST_CHUNK * MOST_BITS // 8 + 1
+    most_bytes = MAX_CHUNK * MAX_BITS // 8 + 1
 
     def __init__(self, lengths: NDArray[np.int64]) -> None:
         self._lengths = lengths
@@ -278,14 +278,14 @@ class Huffman(Column):
 
     @classmethod
     def read(cls, reader: BlockReader, alphabet: int) -> "Huffman":
-        lengths = Adaptive(MOST_BITS + 1)
+        lengths = Adaptive(MAX_BITS + 1)
         parts = [
             lengths.take(reader, part.stop - part.start) for part in _chunks(alphabet, grows=True)
         ]
         return cls(np.concatenate(parts).astype(np.int64))
 
     def write_table(self, writer: BlockWriter) -> None:
-        lengths = Adaptive(MOST_BITS + 1)
+        lengths = Adaptive(MAX_BITS + 1)
         for part in _chunks(len(self._lengths), grows=True):
             lengths.put(writer, self._lengths[part].astype(np.int32))
 
@@ -299,8 +299,8 @@ class Huffman(Column):
         return self.code.decode(data.astype(np.uint8).tobytes(), count)
 
     def bits(self, counts: Ints) -> float:
-        table = Adaptive(MOST_BITS + 1).bits(np.bincount(self._lengths, minlength=MOST_BITS + 1))
-        chunks = -(-int(counts.sum()) // MOST_CHUNK)
+        table = Adaptive(MAX_BITS + 1).bits(np.bincount(self._lengths, minlength=MAX_BITS + 1))
+        chunks = -(-int(counts.sum()) // MAX_CHUNK)
         bits_per_chunk = log2(self.most_bytes) + 4  # the last byte of a chunk is half empty
         return float(counts @ self._lengths) + table + chunks * bits_per_chunk
 
@@ -330,8 +330,8 @@ def read_sequence(
     reader: BlockReader, num_columns: int, count: int, alphabet: int
 ) -> Iterator[list[Symbols]]:
     """Yield the columns' symbols chunk by chunk. Raises DamagedError."""
-    if not 0 < alphabet <= MOST_ALPHABET:
-        raise DamagedError(f"an alphabet has {alphabet} symbols; 1 to {MOST_ALPHABET}")
+    if not 0 < alphabet <= MAX_ALPHABET:
+        raise DamagedError(f"an alphabet has {alphabet} symbols; 1 to {MAX_ALPHABET}")
     if alphabet < 2:
         for part in _chunks(count, grows=False):
             yield [np.zeros(part.stop - part.start, np.int32)] * num_columns

@@ -78,8 +78,8 @@ def _signs(patterns: Patterns) -> NDArray[np.int64]:
     return np.where(patterns == 0, 0, 1 - 2 * highest.astype(np.int64))
 
 
-MOST_VALUES = 1 << 13
-MOST_SIGNED = 1 << 8
+MAX_VALUES = 1 << 13
+MAX_SIGNED = 1 << 8
 """The maximum values that are coded by signs, because each row makes models of all values."""
 
 SAMPLED = 1 << 16
@@ -118,7 +118,7 @@ def write_values(writer: BlockWriter, kept: KeptValues) -> ValuesCost:
     ways = [CODEBOOK]
     if 4 * len(codebook) > len(kept.patterns):
         ways.append(BYTES)
-    if kept.matrix is not None and 1 < len(codebook) <= MOST_SIGNED:
+    if kept.matrix is not None and 1 < len(codebook) <= MAX_SIGNED:
         ways.append(SIGNED)
 
     def cost(way: int) -> float:
@@ -142,14 +142,14 @@ def read_values(
     if way == BYTES:
         yield from _read_bytes(reader, dtype, kept, is_float32)
         return
-    distinct = reader.number(MOST_VALUES) + 1
+    distinct = reader.number(MAX_VALUES) + 1
     if distinct > kept:
         raise DamagedError(f"a codebook has {distinct} values for {kept} elements")
     codebook = np.concatenate(list(_read_bytes(reader, dtype, distinct, is_float32)))
     if (codebook[1:] <= codebook[:-1]).any():
         raise DamagedError("a codebook's values do not ascend")
     if way == SIGNED:
-        if matrix is None or not 1 < distinct <= MOST_SIGNED:
+        if matrix is None or not 1 < distinct <= MAX_SIGNED:
             raise DamagedError(f"{distinct} signed values without a matrix, or too few or too many")
         read_signed(reader, matrix, codebook, distance)
         return
@@ -162,7 +162,7 @@ def _write(writer: BlockWriter, way: int, kept: KeptValues, codebook: Patterns) 
         return _write_bytes(writer, kept, len(codebook))
     start = writer.bits
     writer.number(way, WAYS)
-    writer.number(len(codebook) - 1, MOST_VALUES)
+    writer.number(len(codebook) - 1, MAX_VALUES)
     _put_bytes(writer, codebook, kept.is_float32, "best")
     between = writer.bits
     symbols = np.searchsorted(codebook, kept.patterns).astype(np.int32)
@@ -183,10 +183,10 @@ def _write_bytes(writer: BlockWriter, kept: KeptValues, distinct: int) -> Values
 
 
 def _distinct(patterns: Patterns) -> Patterns | None:
-    if len(np.unique(patterns[:SAMPLED])) > MOST_VALUES:
+    if len(np.unique(patterns[:SAMPLED])) > MAX_VALUES:
         return None
     distinct = np.unique(patterns)
-    return distinct if len(distinct) <= MOST_VALUES else None
+    return distinct if len(distinct) <= MAX_VALUES else None
 
 
 def _put_bytes(writer: BlockWriter, patterns: Patterns, is_float32: bool, how: How) -> None:

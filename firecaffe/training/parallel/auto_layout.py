@@ -29,7 +29,7 @@ from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.given_parts import Parts, counts_of, open_parts
 from firecaffe.training.parallel.split_network import chosen_layers
-from firecaffe.transport.auto_exchange import LEAST_STREAM_S
+from firecaffe.transport.auto_exchange import MIN_STREAM_S
 from firecaffe.transport.link import measure_link
 from firecaffe.user_code import call
 
@@ -107,7 +107,7 @@ def _cluster(recipe: Recipe, world: World) -> Cluster:
     on_host = world.local_world_size
     if on_host >= world.world_size or recipe.run.cluster:
         return cluster
-    measurement = measure_link(world, 0, on_host, LEAST_STREAM_S)
+    measurement = measure_link(world, 0, on_host, MIN_STREAM_S)
     outer = Link("measured", measurement.latency_s, measurement.bandwidth_bytes_per_s)
     inner = tuple(replace(link, group=on_host) for link in cluster.links[:1] if on_host > 1)
     return replace(

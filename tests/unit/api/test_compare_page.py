@@ -4,7 +4,7 @@ import pytest
 
 from firecaffe.api.compare_groups import (
     BYTE_UNITS,
-    MOST_MARKED_POINTS,
+    MAX_MARKED_POINTS,
     SAMPLE_UNITS,
     TIME_UNITS,
     line_names,
@@ -39,9 +39,7 @@ def test_smoothing_takes_the_noise_and_leaves_the_course() -> None:
     noisy = [x + (-1) ** place * 10 for place, x in enumerate(line)]
     left = [abs(a - b) for a, b in zip(smoothed(noisy), line, strict=True)]
     assert max(left[5:-5]) < 2
-    assert smoothed([1.0, 5.0] * (MOST_MARKED_POINTS // 2)) == [1.0, 5.0] * (
-        MOST_MARKED_POINTS // 2
-    )
+    assert smoothed([1.0, 5.0] * (MAX_MARKED_POINTS // 2)) == [1.0, 5.0] * (MAX_MARKED_POINTS // 2)
     assert smoothed([]) == []
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firecaffe.caffe.message import CaffeError, Message, Word
-from firecaffe.caffe.text import MOST_DEPTH, MOST_VALUES, decoded, parse, read
+from firecaffe.caffe.text import MAX_DEPTH, MAX_VALUES, decoded, parse, read
 from tests.kit.models_refused import refused
 
 MEMBERS = ("MAX", "AVE", "true_story", "f")
@@ -157,8 +157,8 @@ def test_agrees_with_what_protobuf_writes(values: Plain, one_line: bool, utf8: b
         ("\ns: '" + "x" * 19_999 + "'", "2: a string of more than 20,000 bytes"),
         ("s: ''\n" + "''" * 10_000, "2: a string of more than 20,000 bytes"),
         ("[ext.ension]: 1", "1: found [; expected a name"),
-        ("m {" * (MOST_DEPTH + 1), f"1: messages are nested more than {MOST_DEPTH} deep"),
-        ("\n" + "i:1 " * (MOST_VALUES + 1), f"2: more than {MOST_VALUES:,} values"),
+        ("m {" * (MAX_DEPTH + 1), f"1: messages are nested more than {MAX_DEPTH} deep"),
+        ("\n" + "i:1 " * (MAX_VALUES + 1), f"2: more than {MAX_VALUES:,} values"),
         ("s: '%s'\n" % ("é" * 5_000) * 25 + "s: 'é'", "26: more than 250,000 bytes of strings"),
     ],
 )

@@ -123,7 +123,7 @@ def test_more_than_protobuf_can_read_is_not_written(
     path, layers = tmp_path / "w.caffemodel", [TrainedLayer("a", "T", [ramp(0, 4)])]
     caffemodel.write(path, layers)
     size = path.stat().st_size
-    monkeypatch.setattr(caffemodel, "MOST_MESSAGE_BYTES", size - 1)
+    monkeypatch.setattr(caffemodel, "MAX_MESSAGE_BYTES", size - 1)
     with refused(CaffeError, [f"would have {size} bytes; protobuf reads {size - 1}"]):
         caffemodel.write(path, layers)
 

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import HashStore
 
 from firecaffe.cluster import pulse
 from firecaffe.cluster.links import (
-    MOST_UNSENT_BYTES,
+    MAX_UNSENT_BYTES,
     Links,
     Neighbour,
     connect_ranks,
@@ -200,7 +200,7 @@ def test_what_is_kept_for_one_that_never_reads_has_a_bound(link: Link) -> None:
     of = Neighbour(near, 0.0)
     for _ in range(fill(of) + 20):
         of.send(pack(FAULT, RankProgress(), text=TEXT))
-    assert 0 < len(of._unsent) <= MOST_UNSENT_BYTES
+    assert 0 < len(of._unsent) <= MAX_UNSENT_BYTES
     of.flush_until(time.monotonic())  # returns all the same
     far.close()
     of.flush_until(time.monotonic() + WAIT_S)

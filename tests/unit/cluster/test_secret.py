@@ -207,8 +207,8 @@ def test_ranks_that_know_the_key_are_connected(met: Met) -> None:
 
 def test_who_is_silent_holds_up_nobody(met: Met, monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than may wait."""
-    monkeypatch.setattr(secret, "MOST_UNPROVED", 4)
-    monkeypatch.setattr(secret, "LEAST_S", 0.0)
+    monkeypatch.setattr(secret, "MAX_UNPROVED", 4)
+    monkeypatch.setattr(secret, "MIN_S", 0.0)
     with ExitStack() as strangers:
         silent = [strangers.enter_context(met.call()) for _ in range(20)]
         found = met.waits(1)

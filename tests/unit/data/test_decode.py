@@ -99,7 +99,7 @@ def test_pillow_s_own_limit_stays_and_is_not_ours(
 
 @pytest.mark.parametrize("name", ["JPEG", "PNG"])
 def test_a_bomb_is_refused_by_its_header(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_module, "MOST_PIXELS", 1000)
+    monkeypatch.setattr(decode_module, "MAX_PIXELS", 1000)
     monkeypatch.setattr(simplejpeg, "decode_jpeg", None)  # nothing is decoded
     with pytest.raises(DataError, match=r"40 x 50 pixels, and more than .* are not decoded"):
         decode(encoded(picture(40, 50), name))

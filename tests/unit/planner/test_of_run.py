@@ -17,7 +17,7 @@ from firecaffe.data.own_data import check_own
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
-from firecaffe.planner.calibrate import LEAST_ERROR
+from firecaffe.planner.calibrate import MIN_ERROR
 from firecaffe.planner.cluster import Cluster, Link, load_cluster
 from firecaffe.planner.compute_time import micro_batch
 from firecaffe.planner.forecast import forecast
@@ -84,7 +84,7 @@ def test_one_worker_takes_what_was_measured_and_both_forecasts_are_kept(tmp_path
     step_s = 8 * (COMPUTE_S + DATA_S) + UPDATE_S
     # All of it is computing, and a series without spread has an error all the same.
     for word, sign in (("step_s", 0), ("step_low_s", -1), ("step_high_s", 1)):
-        assert second[word] == pytest.approx((1 + sign * LEAST_ERROR) * step_s)
+        assert second[word] == pytest.approx((1 + sign * MIN_ERROR) * step_s)
     made_from = second["made_from"]
     assert (made_from["first_step"], made_from["last_step"]) == (5, 20)
     assert made_from["compute_s"] == pytest.approx(COMPUTE_S)

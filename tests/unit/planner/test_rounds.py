@@ -138,7 +138,7 @@ def test_a_vector_beyond_what_is_priced_takes_as_long_as_its_bytes(
 ) -> None:
     size, network = 2**25, Network(FLAT, 4)
     exact_s = Prices(algorithm, network).seconds([size])
-    monkeypatch.setattr(price, "MOST_ELEMENTS", 2**23)
+    monkeypatch.setattr(price, "MAX_ELEMENTS", 2**23)
     prices = Prices(algorithm, network)
     assert prices.seconds([size]) == pytest.approx(exact_s, rel=0.01)
     once, twice = prices.seconds([2**41, 2**42])  # a simulation would not end

@@ -9,7 +9,7 @@ import pytest
 
 from firecaffe.errors import RunError
 from firecaffe.runs.curves import (
-    MOST_POINTS,
+    MAX_POINTS,
     Point,
     curves_of,
     given_up,
@@ -47,9 +47,9 @@ def test_a_run_that_goes_on_with_another_knows_its_samples_not_its_time(tmp_path
 
 
 def test_a_long_run_is_thinned_to_means(tmp_path: Path) -> None:
-    rows = [train(step, float(step % 2)) for step in range(1, 10 * MOST_POINTS + 1)]
+    rows = [train(step, float(step % 2)) for step in range(1, 10 * MAX_POINTS + 1)]
     loss = curves_of(with_metrics(tmp_path / "a", rows, result__steps=len(rows))).loss
-    assert (len(loss), loss[-1].samples) == (MOST_POINTS, 64 * len(rows))
+    assert (len(loss), loss[-1].samples) == (MAX_POINTS, 64 * len(rows))
     assert {point.value for point in loss} == {0.5}
     run = with_metrics(tmp_path / "b", rows[:-3], result__steps=len(rows))
     assert curves_of(run).loss[-1].samples == 64 * (len(rows) - 3)  # the last, though fewer steps

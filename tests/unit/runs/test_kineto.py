@@ -111,7 +111,7 @@ def test_what_is_no_trace(tmp_path: Path, content: str, said: str) -> None:
 
 
 def test_a_trace_is_regular_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto, "MOST_BYTES", 5_000_000)
+    monkeypatch.setattr(kineto, "MAX_BYTES", 5_000_000)
     long = json.dumps({"traceEvents": [], "filler": "x" * 5_000_000}).encode()
     packed = gzip.compress(long)
     os.mkfifo(tmp_path / "pipe.json")

@@ -7,8 +7,8 @@ import pytest
 from firecaffe.errors import RecipeError
 from firecaffe.shrink.pruning_rounds import (
     CLOSE,
-    MOST_ATTEMPTS_OF_LOSS,
-    MOST_ATTEMPTS_OF_SIZE,
+    MAX_ATTEMPTS_OF_LOSS,
+    MAX_ATTEMPTS_OF_SIZE,
     Attempt,
     best_of,
     next_aim,
@@ -80,7 +80,7 @@ def test_a_wrong_estimate_is_corrected_by_what_the_file_came_to(off: float) -> N
 
 def test_a_size_that_no_file_has_ends_with_the_nearest() -> None:
     found = search("1KB", lambda aim: (5_000 + aim, 3.0))
-    assert len(found) == MOST_ATTEMPTS_OF_SIZE
+    assert len(found) == MAX_ATTEMPTS_OF_SIZE
     place, reached = best_of(parse_target("1KB"), found, WEIGHTS)
     assert not reached
     assert found[place].bytes == min(each.bytes for each in found)
@@ -99,7 +99,7 @@ def test_a_loss_is_searched_to_the_ratio_where_it_begins(knee: float) -> None:
         return aim, 0.0 if WHOLE / aim <= knee else 0.2 + WHOLE / aim / knee - 1
 
     found = search("0.1points", made)
-    assert len(found) <= MOST_ATTEMPTS_OF_LOSS
+    assert len(found) <= MAX_ATTEMPTS_OF_LOSS
     place, reached = best_of(parse_target("0.1points"), found, WEIGHTS)
     assert reached
     assert 0.65 * knee <= WHOLE / found[place].bytes <= knee
@@ -110,7 +110,7 @@ def test_a_loss_that_nothing_keeps_ends_at_a_large_file() -> None:
     place, reached = best_of(parse_target("0.1points"), found, WEIGHTS)
     assert not reached
     assert found[place].lost == min(each.lost for each in found)
-    assert len(found) <= MOST_ATTEMPTS_OF_LOSS
+    assert len(found) <= MAX_ATTEMPTS_OF_LOSS
 
 
 def test_the_search_goes_on_between_what_is_kept_and_what_is_lost() -> None:

@@ -15,7 +15,7 @@ from firecaffe.recipe.worker_numbers import RankLayout
 from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.modes import every_step
 from firecaffe.training.modes.every_step import ShareBalancer
-from firecaffe.training.outcome import EVERY, MOST_STEPS, NoiseMeter, StepResult, Timings
+from firecaffe.training.outcome import EVERY, MAX_STEPS, NoiseMeter, StepResult, Timings
 from firecaffe.training.records import RunProgress
 from tests.kit.training_fixtures import Capture, Patch
 
@@ -55,8 +55,8 @@ def test_a_few_steps_are_measured() -> None:
     for steps in (10, 100, 100_000):
         meter = NoiseMeter(ORDER, steps, True)
         due = [step for step in range(steps) if meter.is_due(step)]
-        assert len(due) <= min(MOST_STEPS, steps / EVERY)
-        assert len(due) > min(MOST_STEPS, steps / EVERY) / 2 - 1
+        assert len(due) <= min(MAX_STEPS, steps / EVERY)
+        assert len(due) > min(MAX_STEPS, steps / EVERY) / 2 - 1
         assert all(ORDER.samples_in_step(step) == 20 and step > 0 for step in due)
     single = NoiseMeter(SampleOrder(0, 90, 20, 20), 100, True)
     without = NoiseMeter(ORDER, 100, False)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from firecaffe.transport import link as link_module
-from firecaffe.transport.link import MOST_LINKS, NAME, described, recall, remember
+from firecaffe.transport.link import MAX_LINKS, NAME, described, recall, remember
 
 RANKS = ["a", "b"]
 
@@ -113,11 +113,11 @@ def test_the_file_does_not_grow_without_end(home: Path) -> None:
     """Containers have another name each time."""
     remember(RANKS, 50e-6, 12.5e6)
     file = json.loads(file_in(home).read_text())
-    file["links"] = [{**file["links"][0], "ranks": str(number)} for number in range(MOST_LINKS)]
+    file["links"] = [{**file["links"][0], "ranks": str(number)} for number in range(MAX_LINKS)]
     file_in(home).write_text(json.dumps(file, indent=2))
     remember(RANKS, 50e-6, 12.5e6)
     kept = json.loads(file_in(home).read_text())["links"]
-    assert len(kept) == MOST_LINKS
+    assert len(kept) == MAX_LINKS
     assert kept[0]["ranks"] == "1"
     assert recall(RANKS) is not None
 

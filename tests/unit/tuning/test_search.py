@@ -15,7 +15,7 @@ from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial, TrialScore
 from firecaffe.tuning.candidates import (
-    MOST_AT_ONCE,
+    MAX_AT_ONCE,
     TESTS_OF_A_TRIAL,
     Candidate,
     CandidateResult,
@@ -143,7 +143,7 @@ def test_the_budget_is_in_whole_trainings(tmp_path: Path) -> None:
     assert len(results) > 5
     # What is asked for together, on a wide machine, learns nothing from each other.
     wide = search(tmp_path / "wide", budget=8.0, at_once=64).run(Landscape().train)
-    assert spent(wide) < 8 + MOST_AT_ONCE
+    assert spent(wide) < 8 + MAX_AT_ONCE
 
 
 def planted(top1: float, again: float, rate: float, share: float = 0.05) -> CandidateResult:

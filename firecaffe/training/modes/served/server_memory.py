@@ -7,7 +7,7 @@
     mean_square/NAME           the gradients' mean square, for delay compensation
 
 There are no more versions than works under way, so the staleness bounds their number. On a CPU,
-versions beyond MOST_BYTES are in mapped files, whose pages the system writes out and reads again. A
+versions beyond MAX_BYTES are in mapped files, whose pages the system writes out and reads again. A
 file is in the folder for temporary files (TMPDIR) and has no name, so nothing is left of it however
 the process ends.
 """
@@ -97,7 +97,7 @@ def _mapped(size: int) -> mmap.mmap:
         ) from error
 
 
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 """The bytes of versions that may be in memory."""
 
 
@@ -135,7 +135,7 @@ class ServerMemory:
         self.versions[version] = copies
 
     def is_full(self, size: int) -> bool:
-        return sum(map(size_of, self.versions.values())) + size > MOST_BYTES
+        return sum(map(size_of, self.versions.values())) + size > MAX_BYTES
 
     def release(self, needed: set[int]) -> None:
         for version in self.versions.keys() - needed:

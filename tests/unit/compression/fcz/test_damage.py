@@ -35,7 +35,7 @@ from tests.unit.compression.fcz.made import (
     with_sums,
 )
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """What the tensors of a changed file may need: the small one needs 12 KB."""
 
 CHANGES, TRACED = 600, 150
@@ -47,7 +47,7 @@ each_code = pytest.mark.parametrize("code", CODES)
 def refusal(data: bytes) -> str:
     """The line that a file is refused with."""
     with refused(CheckpointError, ["net.fcz: "]) as caught:
-        decoded(data, most_bytes=MOST_BYTES)
+        decoded(data, most_bytes=MAX_BYTES)
     return str(caught.value)
 
 
@@ -103,10 +103,10 @@ def test_hundreds_of_changes(mended: bool) -> None:
     for number in range(CHANGES):
         data = _changed(files[number % len(files)], drawn)
         if number == TRACED:
-            assert tracemalloc.get_traced_memory()[1] < 2 * MOST_BYTES
+            assert tracemalloc.get_traced_memory()[1] < 2 * MAX_BYTES
             tracemalloc.stop()  # it takes ten times as long
         try:
-            decoded(with_sums(data) if mended else data, most_bytes=MOST_BYTES)
+            decoded(with_sums(data) if mended else data, most_bytes=MAX_BYTES)
         except (CheckpointError, DamagedError):  # the latter, of what has no sums to mend
             refusals += 1
     assert refusals > CHANGES * (0.2 if mended else 0.975)
@@ -217,7 +217,7 @@ def test_rows_that_go_one_by_one_are_counted_over_the_file(
     whole, two = tmp_path / "all.fcz", tmp_path / "two.fcz"
     write(whole, tensors, {})
     rows = 180
-    monkeypatch.setattr(mask, "MOST_NEAR_ROWS_OF_FILE", 2 * rows)
+    monkeypatch.setattr(mask, "MAX_NEAR_ROWS_OF_FILE", 2 * rows)
     with read(whole) as file, pytest.raises(CheckpointError, match="look at neigh"):
         list(file.tensors())
     write(two, tensors, {})  # the third does without
@@ -231,7 +231,7 @@ def test_a_codebook_that_does_not_ascend_is_refused() -> None:
     body = io.BytesIO()
     writer = BlockWriter(body)
     writer.number(values.CODEBOOK, values.WAYS)
-    writer.number(2 - 1, values.MOST_VALUES)
+    writer.number(2 - 1, values.MAX_VALUES)
     values._put_bytes(writer, np.array([2, 1], np.uint8), False, "best")
     writer.flush()
     reader = BlockReader(io.BytesIO(body.getvalue()), len(body.getvalue()))

@@ -12,7 +12,7 @@ from scipy.stats import entropy
 from firecaffe.compression.fcz.format import BlockWriter, DamagedError
 from firecaffe.compression.fcz.mask import View, _cost, shared_bits, write_mask
 from firecaffe.compression.fcz.sequence import (
-    MOST_BITS,
+    MAX_BITS,
     STRIDE,
     Adaptive,
     Code,
@@ -97,7 +97,7 @@ def test_lengths_are_limited() -> None:
     while len(fibonacci) < 40:
         fibonacci.append(fibonacci[-1] + fibonacci[-2])
     lengths = code_lengths(np.array(fibonacci))
-    assert lengths.max() == MOST_BITS  # without a limit it would be 39
+    assert lengths.max() == MAX_BITS  # without a limit it would be 39
     assert sum(2.0 ** -int(length) for length in lengths) == 1
 
 

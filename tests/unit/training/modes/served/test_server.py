@@ -254,7 +254,7 @@ def test_versions_in_files_change_no_bit(tmp_path: Path, monkeypatch: Patch) -> 
         made.append(len(tensors))
         return copy_in_file(tensors)
 
-    monkeypatch.setattr(memory, "MOST_BYTES", 0)
+    monkeypatch.setattr(memory, "MAX_BYTES", 0)
     monkeypatch.setattr(memory, "copy_in_file", counted)
     assert train(tmp_path / "files", words, steps=8).state_sha256 == expected
     assert len(made) > 8
