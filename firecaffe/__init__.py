@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from firecaffe.api.exchange_bench import bench_exchange as bench_exchange
     from firecaffe.api.exchange_rounds import schedule as schedule
     from firecaffe.api.explanation import explain as explain
-    from firecaffe.api.files_of_weights import export as export
-    from firecaffe.api.files_of_weights import unpack as unpack
     from firecaffe.api.import_and_pack import import_caffe as import_caffe
     from firecaffe.api.import_and_pack import pack as pack
     from firecaffe.api.input_rates import bench_data as bench_data
@@ -39,6 +37,8 @@ if TYPE_CHECKING:
     from firecaffe.api.train import train as train
     from firecaffe.api.verify_and_replay import replay as replay
     from firecaffe.api.verify_and_replay import verify as verify
+    from firecaffe.api.weight_files import export as export
+    from firecaffe.api.weight_files import unpack as unpack
     from firecaffe.compression.config import PruneConfig as PruneConfig
     from firecaffe.compression.config import ShareConfig as ShareConfig
     from firecaffe.data import DataConfig as DataConfig
@@ -102,7 +102,7 @@ _PLACES = {
     "compress": "api.compressed_network",
     "evaluate": "api.evaluate_and_predict",
     "explain": "api.explanation",
-    "export": "api.files_of_weights",
+    "export": "api.weight_files",
     "from_torch": "data",
     "import_caffe": "api.import_and_pack",
     "launch": "script.launch",
@@ -116,7 +116,7 @@ _PLACES = {
     "schedule": "api.exchange_rounds",
     "train": "api.train",
     "tune": "api.rate_search",
-    "unpack": "api.files_of_weights",
+    "unpack": "api.weight_files",
     "verify": "api.verify_and_replay",
 }
 """The module of each public name, imported on first use: a plan loads no training code."""

@@ -20,7 +20,7 @@ cli/test_plan.py
 cli/test_shown_commands.py
 cli/test_scripts_page.py
 cli/test_functions.py
-cli/test_use_a_run.py
+cli/test_trained_network.py
 faults/test_injected_faults.py
 unit/transport/test_execute.py
 cli/test_launch.py

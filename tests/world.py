@@ -59,7 +59,7 @@ PRELOADED = (
         "firecaffe.api.evaluate_and_predict",
         "firecaffe.api.compressed_network",
         "firecaffe.api.rate_search",
-        "firecaffe.api.files_of_weights",
+        "firecaffe.api.weight_files",
         "firecaffe.api.plan_answer",
         "firecaffe.cli.bench",
         "numpy.ctypeslib",

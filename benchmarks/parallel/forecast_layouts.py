@@ -33,7 +33,7 @@ from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.cluster.world import join
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.runs.rank_times import explain, read_timings
 from firecaffe.runs.score import Score, score, score_parallel
 

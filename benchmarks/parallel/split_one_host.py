@@ -21,7 +21,7 @@ from firecaffe import DataConfig, ModelConfig, ParallelConfig, Recipe, SolverCon
 from firecaffe.api.verify_and_replay import Twin, train_twin
 from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import load_cluster
-from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.split_plans import data_layouts, dense_layouts
 from firecaffe.planner.split_step import SplitCost
 from firecaffe.planner.worker_part import memory_of

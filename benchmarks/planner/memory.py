@@ -23,7 +23,7 @@ from firecaffe import DataConfig, ModelConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.api.verify_and_replay import Twin, train_twin
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.memory import memory_bytes, on_device
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.runs.run_folder import read_run_file
 

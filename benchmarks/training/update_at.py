@@ -21,7 +21,7 @@ from benchmarks.kit.made_up_images import EVALUATED
 from firecaffe import DataConfig, ExchangeConfig, ModelConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.api.verify_and_replay import Twin, train_twin
 from firecaffe.planner.memory import memory_bytes
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.runs.run_folder import read_run_file
 

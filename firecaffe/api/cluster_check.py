@@ -27,8 +27,8 @@ from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
+from firecaffe.measure.cluster_findings import MeasuredCluster, cluster_of, findings
 from firecaffe.measure.exchange_times import make_encoders, time_exchanges
-from firecaffe.measure.found_cluster import MeasuredCluster, cluster_of, findings
 from firecaffe.measure.ranks_and_links import inventory_of, links_of, look_over
 from firecaffe.measure.step_times import (
     MAX_MICRO_BATCHES,

@@ -25,7 +25,7 @@ from firecaffe.models.weights import FCZ
 from firecaffe.planner.layer_traffic import BY_DATA, LayerVolumes, Volumes, volumes_of
 from firecaffe.planner.workload import PROFILED_IMAGES, images_of, input_of, profile_of
 from firecaffe.resume_advice import option
-from firecaffe.training.coded import check_outline, described, with_nets
+from firecaffe.training.fcz_description import check_outline, described, with_nets
 
 Shape = tuple[int, int, int]
 """Channels, rows and columns."""

@@ -16,9 +16,9 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Cluster, Device, load_cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.memory import most_micro_batch, usual_micro_batch
-from firecaffe.planner.of_parallel import RecipeLayout
-from firecaffe.planner.of_recipe import workload_of, workload_of_model
 from firecaffe.planner.offers import MAX_PER_NODE, USUAL_GBIT_PER_S, offers, rates_of
+from firecaffe.planner.recipe_layout import RecipeLayout
+from firecaffe.planner.recipe_workload import workload_of, workload_of_model
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe

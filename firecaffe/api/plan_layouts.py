@@ -20,7 +20,7 @@ from firecaffe.planner.chain import Unit, chain_of
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast
 from firecaffe.planner.layouts import LayerLayout, words_of
-from firecaffe.planner.of_parallel import RECIPE, RecipeLayout, layout_cost
+from firecaffe.planner.recipe_layout import RECIPE, RecipeLayout, layout_cost
 from firecaffe.planner.recipe_stages import works_of
 from firecaffe.planner.split_plans import (
     WAYS,

@@ -10,7 +10,7 @@ from firecaffe.errors import RecipeError, RunError
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.recorded_recipe import RECIPE, read_recipe_file, untrusted
 from firecaffe.recipe.sections import Recipe
-from firecaffe.training.coded import described, is_coded, with_nets
+from firecaffe.training.fcz_description import described, is_coded, with_nets
 from firecaffe.training.load import run_of
 from firecaffe.user_code import shown
 

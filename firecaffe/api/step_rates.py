@@ -21,9 +21,9 @@ from firecaffe.cluster.groups import check_alone
 from firecaffe.cluster.world import World, join
 from firecaffe.data.decode import cores
 from firecaffe.errors import FirecaffeError, MemoryFullError, RecipeError
-from firecaffe.measure.found_cluster import calibrated
+from firecaffe.measure.cluster_findings import calibrated
 from firecaffe.measure.step_times import LayerTypes, StepTimes, by_layer_type, time_steps
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option

@@ -46,7 +46,7 @@ COMMANDS = {
 }
 
 SHARED = {
-    **dict.fromkeys(("evaluate", "predict", "export", "unpack"), "use_a_run"),
+    **dict.fromkeys(("evaluate", "predict", "export", "unpack"), "trained_network"),
     **dict.fromkeys(("import", "data", "pack"), "import_and_pack"),
     **dict.fromkeys(("verify", "replay", "demo"), "same_bits"),
 }

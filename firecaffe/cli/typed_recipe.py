@@ -14,7 +14,7 @@ from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.idle_words import EFFECTIVE_IF, idle_words
+from firecaffe.recipe.idle_settings import EFFECTIVE_IF, idle_settings
 from firecaffe.recipe.recorded_recipe import RECIPE, read_sections
 from firecaffe.recipe.sections import Recipe, recipe_path
 
@@ -115,7 +115,7 @@ TRAINING_COMMANDS = ("train", "verify", "demo", "tune")
 
 
 def _check_typed(parser: Parser, recipe: Recipe, typed: list[str]) -> None:
-    idle = idle_words(recipe) if parser.command in TRAINING_COMMANDS else {}
+    idle = idle_settings(recipe) if parser.command in TRAINING_COMMANDS else {}
     for word in typed:
         if word in parser.instead:
             raise RecipeError(f"--{word} has no effect on {parser.command}: {parser.instead[word]}")

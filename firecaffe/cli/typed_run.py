@@ -17,7 +17,7 @@ from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.identity import flatten, to_toml
 from firecaffe.recipe.recorded_recipe import RECIPE, untrusted
 from firecaffe.recipe.sections import Recipe
-from firecaffe.training.coded import described, is_coded, with_nets
+from firecaffe.training.fcz_description import described, is_coded, with_nets
 
 
 @dataclass(frozen=True)

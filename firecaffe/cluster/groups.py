@@ -44,7 +44,7 @@ from firecaffe.cluster.addresses import (
 )
 from firecaffe.cluster.calls import POLL_S
 from firecaffe.cluster.handover import LAUNCHED, end_process, leave_report
-from firecaffe.cluster.launched_by import adopt_variables
+from firecaffe.cluster.launcher_variables import adopt_variables
 from firecaffe.cluster.process_settings import non_preempting_threads, variables_kept
 from firecaffe.cluster.secret import BACKLOG, hold_store
 from firecaffe.errors import LauncherLostError, LaunchError

@@ -1,7 +1,7 @@
 """The world: this rank, its device, and its process groups to the other ranks.
 
 Environment variables say which world to join: torchrun's `RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
-`MASTER_ADDR` and `MASTER_PORT`, or those of mpirun or srun (`cluster.launched_by`). Without them
+`MASTER_ADDR` and `MASTER_PORT`, or those of mpirun or srun (`launcher_variables`). Without them
 the world is this one process, without groups. A world that the script has made itself is used.
 """
 
@@ -37,7 +37,7 @@ from firecaffe.cluster.groups import (
 )
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.hosts import say
-from firecaffe.cluster.launched_by import adopt_variables, check_rank_and_size
+from firecaffe.cluster.launcher_variables import adopt_variables, check_rank_and_size
 from firecaffe.cluster.links import Shape, connect_ranks, links_of
 from firecaffe.cluster.process_settings import keep_freed_memory, variables_kept
 from firecaffe.cluster.secret import signed

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from firecaffe.errors import RecipeError
 from firecaffe.generators import generators_kept, seed_generators
-from firecaffe.inventory.asked_world import doubts_of_world
 from firecaffe.inventory.network_state import Changes, Kinds
+from firecaffe.inventory.world_queries import doubts_of_world
 from firecaffe.value_checks import some_of
 
 Loss = Callable[[Any, Any], Tensor]

@@ -30,7 +30,7 @@ from firecaffe.models.layer_costs import profile_on
 from firecaffe.models.network import make_network
 from firecaffe.planner.calibrate import relative_spread
 from firecaffe.planner.cluster import MeasuredStep
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.tasks import task_of

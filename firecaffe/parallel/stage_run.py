@@ -29,7 +29,14 @@ from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import RecipeError
 from firecaffe.generators import TORCH, all_states, changed
-from firecaffe.parallel.passed import Packed, check_no_alias, pack, room_for, tensors_in, unpack
+from firecaffe.parallel.stage_values import (
+    Packed,
+    check_no_alias,
+    pack,
+    room_for,
+    tensors_in,
+    unpack,
+)
 from firecaffe.parallel.stages import ORDERS, Stage
 from firecaffe.transport.lane import Line
 from firecaffe.transport.worker import Worker, raise_failure, wait_for

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from firecaffe.errors import RunError
 from firecaffe.planner.cluster import Cluster, Link, MeasuredStep
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import slowest_over_mean
 from firecaffe.planner.workload import Workload

@@ -53,9 +53,9 @@ from firecaffe.planner.cluster import (
     shipped,
 )
 from firecaffe.planner.compute_time import micro_batch, update_s
-from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.offers import USUAL, Z_80, Usual
 from firecaffe.planner.precision import check_precision, in_precision
+from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, StepCost
 from firecaffe.planner.workload import LayerWork, Workload, images_of

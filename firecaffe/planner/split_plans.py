@@ -22,7 +22,7 @@ from firecaffe.exchange.route import FOLD
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.volumes import sum_numbers
-from firecaffe.planner.between import Boundary
+from firecaffe.planner.boundary_cost import Boundary
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast

@@ -13,7 +13,7 @@ from math import ceil, sqrt
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.buckets import cut
 from firecaffe.parallel.volumes import sum_numbers
-from firecaffe.planner.between import Boundary, Exchanges, MessageTraffic, boundary
+from firecaffe.planner.boundary_cost import Boundary, Exchanges, MessageTraffic, boundary
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.cluster import Cluster, on_cores
 from firecaffe.planner.compute_time import (

@@ -10,7 +10,7 @@ import numpy as np
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.parallel.cut import balanced
 from firecaffe.parallel.slide import ROWS
-from firecaffe.planner.between import Exchanges, MessageTraffic
+from firecaffe.planner.boundary_cost import Exchanges, MessageTraffic
 from firecaffe.planner.chain import ImageRows, PathWork, Unit
 from firecaffe.planner.layouts import Form, LayerLayout
 from firecaffe.planner.memory import beyond_free_memory, evaluating_bytes, memory_bytes

@@ -11,7 +11,7 @@ from typing import Any
 from firecaffe.compression.config import GRADUAL, LAYER, MAGNITUDE
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK
-from firecaffe.recipe.idle_words import with_effect
+from firecaffe.recipe.idle_settings import with_effect
 from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.terms import (
     BY_SERVER,

@@ -15,7 +15,7 @@
     result.json        written last: a run without it did not finish
 
 A host that does not see rank 0's folder has its own, with its environment, the timings of its ranks
-and the faults that it learns of; see training.beginning.
+and the faults that it learns of; see training.training_folder.
 """
 
 import json

@@ -37,9 +37,9 @@ from firecaffe.shrink.pruning_rounds import rounds_of
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.tasks import Task
 from firecaffe.training.checkpoint import BEST
-from firecaffe.training.coded import describe, tensors_of
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluation import evaluate
+from firecaffe.training.fcz_description import describe, tensors_of
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import counts_of, task_for
 from firecaffe.training.load import Trained, find_weights, load_run, run_of

@@ -52,7 +52,7 @@ from firecaffe.shrink.layer_sizes import LayerSensitivity, choose, layers_of, me
 from firecaffe.shrink.pruning_rounds import Attempt, Target, best_of, next_aim, rounds_of
 from firecaffe.shrink.scheme import Scheme
 from firecaffe.training.checks import preflight
-from firecaffe.training.coded import tensors_of
+from firecaffe.training.fcz_description import tensors_of
 from firecaffe.training.load import find_weights
 from firecaffe.training.trial import LOCK, command_lock
 

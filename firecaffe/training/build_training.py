@@ -28,10 +28,10 @@ from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import AgreementError, RunError, file_error, own_traceback
 from firecaffe.exchange.route import HOOK
 from firecaffe.files import write_json
-from firecaffe.inventory.asked_world import doubts_of_world, size_queries
+from firecaffe.inventory.world_queries import doubts_of_world, size_queries
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.output import LOST
-from firecaffe.planner.of_run import write_forecast
+from firecaffe.planner.run_forecast import write_forecast
 from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared
 from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.run import Ranks, Run, resolve
@@ -41,7 +41,6 @@ from firecaffe.runs.rank_times import read_timings
 from firecaffe.runs.score import score_mode
 from firecaffe.tasks import TaskConfig
 from firecaffe.tasks.config import OWN_TASK
-from firecaffe.training.beginning import Places, make_folder, notes_of, say_where, setup_lines
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.forward import arithmetic
@@ -65,6 +64,7 @@ from firecaffe.training.result import Result
 from firecaffe.training.saver import Saver
 from firecaffe.training.shared_facts import describe_training, find_unrepeatable
 from firecaffe.training.start import FaultWriter, Start, StopRequest, find_start, report_faults
+from firecaffe.training.training_folder import Places, make_folder, notes_of, say_where, setup_lines
 from firecaffe.transport.auto_exchange import AutoChoice
 from firecaffe.transport.local_ranks import ranks_per_host
 from firecaffe.user_code import without_folder

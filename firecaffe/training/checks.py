@@ -24,7 +24,7 @@ from firecaffe.models.weights import load_weights
 from firecaffe.parallel.layer_split import check_parts
 from firecaffe.parallel.layers_in_parts import check_row_counts
 from firecaffe.parallel.slide import ROWS
-from firecaffe.planner.of_recipe import cluster_for
+from firecaffe.planner.recipe_workload import cluster_for
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe

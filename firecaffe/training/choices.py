@@ -35,7 +35,6 @@ from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.holdings.own_split import OwnSplit, stand_in_of
 from firecaffe.training.holdings.split_layers import SplitLayers
 from firecaffe.training.holdings.stage import Stages
-from firecaffe.training.mix import mixing_of
 from firecaffe.training.modes.local_mode import Local
 from firecaffe.training.modes.mode import ModeParts
 from firecaffe.training.modes.served.served_mode import Served
@@ -45,6 +44,7 @@ from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.split_network import naming_settings, split_network
 from firecaffe.training.parallel.staged import cut_network
 from firecaffe.training.piece import GatheredWholes, Wholes
+from firecaffe.training.sample_mixing import mixing_of
 from firecaffe.training.updates.every_rank import Applier, EveryRank
 from firecaffe.training.updates.part_sums import PartCodec
 from firecaffe.training.updates.shard_owners import ShardOwners, names_of

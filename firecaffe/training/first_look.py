@@ -15,7 +15,6 @@ from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, Batches, num_samples
 from firecaffe.data.dataset import map_batch
 from firecaffe.errors import RecipeError
-from firecaffe.inventory.asked_world import check_queries, world_queries
 from firecaffe.inventory.attributes import (
     Digests,
     attributes_of,
@@ -25,6 +24,7 @@ from firecaffe.inventory.attributes import (
 )
 from firecaffe.inventory.findings import InEvaluation, Inventory, mean_of
 from firecaffe.inventory.network_state import Changes, ForwardWatch, kinds_of
+from firecaffe.inventory.world_queries import check_queries, world_queries
 from firecaffe.tasks.task import leaves_labels_out
 from firecaffe.training.evaluation import evaluating
 from firecaffe.training.forward import Forward, match_format, seed_random

@@ -21,9 +21,9 @@ from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.inventory.asked_world import doubts_of_world, world_queries
 from firecaffe.inventory.findings import OTHER_GRADIENTS, Inventory
 from firecaffe.inventory.network_state import ForwardWatch
+from firecaffe.inventory.world_queries import doubts_of_world, world_queries
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import Frozen, frozen_of, maker_of
 from firecaffe.models.weights import FirstWeights, outline_of

@@ -27,8 +27,8 @@ from firecaffe.runs.run_folder import ENVIRONMENT
 from firecaffe.tasks import TaskConfig
 from firecaffe.tasks.config import OWN_TASK
 from firecaffe.training.checkpoint import BEST, POINTERS, STATE, SUMS, Checkpoint, load_newest
-from firecaffe.training.coded import check_outline, described, is_coded, with_nets
 from firecaffe.training.evaluation_weights import NORMS
+from firecaffe.training.fcz_description import check_outline, described, is_coded, with_nets
 from firecaffe.training.forward import set_memory_format
 from firecaffe.training.given_parts import (
     NOTHING,

@@ -13,16 +13,16 @@ from safetensors.torch import load_file
 
 import firecaffe
 from firecaffe.cli import main
-from firecaffe.cli.use_a_run import make_parser_export
+from firecaffe.cli.trained_network import make_parser_export
 from firecaffe.compression import fcz
 from firecaffe.compression.fcz.format import MAGIC, VERSION, varint
 from firecaffe.errors import CheckpointError
 from firecaffe.models.network import make_network
-from firecaffe.training.coded import describe, described, tensors_of
 from firecaffe.training.export_file import FORMATS
+from firecaffe.training.fcz_description import describe, described, tensors_of
 from firecaffe.training.given_parts import NOTHING
 from firecaffe.training.load import load_run
-from tests.cli.test_use_a_run import NETWORK, shown
+from tests.cli.test_trained_network import NETWORK, shown
 from tests.ranks.networks import Everything
 
 

@@ -6,13 +6,13 @@ import os
 import signal
 from unittest.mock import patch
 
-from firecaffe.training import beginning
+from firecaffe.training import training_folder
 from firecaffe.training.plugins import Plugin
 
 
 def plugin() -> Plugin:
     if os.environ.get("RANK") == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
-        patch.object(beginning, "write_about", _killed).start()
+        patch.object(training_folder, "write_about", _killed).start()
     return Plugin()
 
 

@@ -18,7 +18,7 @@ from firecaffe import ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfi
 from firecaffe.data import DataConfig
 from firecaffe.data.generated import generate
 from firecaffe.errors import PeerLostError
-from firecaffe.training import beginning, build_training, learner
+from firecaffe.training import build_training, learner, training_folder
 from tests.world import Ranks
 
 STAGES = {
@@ -30,7 +30,7 @@ STAGES = {
     "meet_local_ranks": learner,
     "Exchange": learner,
     "GradientReducer": learner,
-    "rate_notes": beginning,
+    "rate_notes": training_folder,
     "save_forecast": build_training,
     "Records": build_training,
     "Saver": build_training,

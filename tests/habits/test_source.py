@@ -105,7 +105,7 @@ INNOCENT = ("image", "rounds")
 
 CHOOSES = (
     *("recipe/", "parallel/config.py", "synchrony/config.py", "training/checks.py"),
-    *("training/choices.py", "planner/of_parallel.py", "planner/server_costs.py"),
+    *("training/choices.py", "planner/recipe_layout.py", "planner/server_costs.py"),
 )
 """Where words are checked, and objects chosen."""
 

@@ -17,9 +17,9 @@ from firecaffe.cluster.world import join
 from firecaffe.synchrony.events import Pull, Push
 from firecaffe.training.checkpoint import load_checkpoint
 from firecaffe.training.modes.served import owner, server_memory
-from firecaffe.training.modes.served.carrier import ASK, OwnerHead, OwnerLayout
 from firecaffe.training.modes.served.coder import Coder
 from firecaffe.training.modes.served.owner import cut
+from firecaffe.training.modes.served.owner_messages import ASK, OwnerHead, OwnerLayout
 from firecaffe.training.modes.served.owners import TELL, OwnerLines
 from firecaffe.training.modes.served.server_memory import Parcel, bytes_in_file
 from firecaffe.transport.lane import store_of

@@ -25,8 +25,8 @@ from firecaffe.parallel.layer_split import Split
 from firecaffe.parallel.volumes import by_paths, by_rows, gather_numbers
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.layer_traffic import layers_on, paths_on
-from firecaffe.planner.of_parallel import RecipeLayout, layout_cost
-from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.recipe_layout import RecipeLayout, layout_cost
+from firecaffe.planner.recipe_workload import workload_of_model
 from tests.kit.worlds import changed
 from tests.world import Ranks
 

@@ -79,7 +79,7 @@ NOT_LOADED_TO_RUN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("tune", "check", "compress", "bench_exchange", "bench_step", "bench_data"), HEAVY
     ),
-    "use_a_run": (TRAINS, *HEAVY),
+    "trained_network": (TRAINS, *HEAVY),
     **dict.fromkeys(("profile", "import_and_pack"), (TRAINS, *HEAVY, CODER)),
     "explain": (TRAINS, COMPILER, METRICS, CODER),
 }

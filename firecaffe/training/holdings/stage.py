@@ -19,9 +19,9 @@ from firecaffe.training.evaluation import EvalBatch
 from firecaffe.training.forward import Forward, match_format
 from firecaffe.training.holdings.holding import Ready
 from firecaffe.training.holdings.split_layers import RowHolding
-from firecaffe.training.mix import Mixed
 from firecaffe.training.outcome import FetchBatch, Spent
 from firecaffe.training.parallel.staged import StagedNetwork
+from firecaffe.training.sample_mixing import Mixed
 
 
 class Stages(RowHolding):

@@ -22,8 +22,8 @@ from firecaffe.models.network import given_network, with_outline
 from firecaffe.parallel.config import AUTO, ParallelConfig
 from firecaffe.planner.cluster import Cluster, Link
 from firecaffe.planner.forecast import forecasts
-from firecaffe.planner.of_parallel import RecipeLayout, layout_cost
-from firecaffe.planner.of_recipe import cluster_for, workload_of
+from firecaffe.planner.recipe_layout import RecipeLayout, layout_cost
+from firecaffe.planner.recipe_workload import cluster_for, workload_of
 from firecaffe.planner.split_plans import SplitPlan, exchange_for
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe

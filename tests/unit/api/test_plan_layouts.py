@@ -11,8 +11,8 @@ from firecaffe.parallel.config import ParallelConfig
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecasts
 from firecaffe.planner.layouts import LayerLayout
-from firecaffe.planner.of_parallel import RecipeLayout
-from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.recipe_layout import RecipeLayout
+from firecaffe.planner.recipe_workload import workload_of_model
 
 PAGE = (Path(__file__).parents[3] / "docs/explanation/splitting.md").read_text()
 HEAD = {"classifier.0": "neurons", "classifier.3": "inputs", "classifier.6": "neurons"}

@@ -239,18 +239,18 @@ def store() -> TCPStore:
 
 
 @pytest.fixture
-def door(store: TCPStore) -> JoinServer:
+def server(store: TCPStore) -> JoinServer:
     attempt = store.add(ATTEMPTS, 1) - 1
     own = TCPStore("127.0.0.1", store.port, is_master=False)
-    door = JoinServer(own, attempt, one_host=True)
-    door.open({"learners": 2})
+    server = JoinServer(own, attempt, one_host=True)
+    server.open({"learners": 2})
     own.get(door_key(attempt))  # answered, so that others see it too
-    return door
+    return server
 
 
-def who_asks(door: JoinServer) -> JoinRequest:
+def who_asks(server: JoinServer) -> JoinRequest:
     """What one client of a store sets, another may see a little later."""
-    while (comer := door.next()) is None:
+    while (comer := server.next()) is None:
         pass
     return comer
 
@@ -259,13 +259,13 @@ def ask(store: TCPStore, number: int, text: str) -> None:
     store.set(f"firecaffe/comer/0/{number}", text)
 
 
-def test_a_worker_that_comes_meets_rank_0(store: TCPStore, door: JoinServer) -> None:
+def test_a_worker_that_comes_meets_rank_0(store: TCPStore, server: JoinServer) -> None:
     comes = JoinClient(f"127.0.0.1:{store.port}", LONG_S)
     assert comes.facts == {"learners": 2}
     with ThreadPoolExecutor() as threads:
         entering = threads.submit(comes.enter, {"doubt": ""})
-        comer = who_asks(door)
-        ours = door.admit(comer, 3, ["a", "b", "c"])
+        comer = who_asks(server)
+        ours = server.admit(comer, 3, ["a", "b", "c"])
         place = entering.result(LONG_S)
     with ours, place.socket as its:
         assert (place.rank, place.hosts) == (3, ["a", "b", "c", socket.gethostname()])
@@ -273,24 +273,24 @@ def test_a_worker_that_comes_meets_rank_0(store: TCPStore, door: JoinServer) -> 
         assert its.recv(1) == b"x"
 
 
-def test_who_asks_and_never_calls_is_not_waited_for(store: TCPStore, door: JoinServer) -> None:
+def test_who_asks_and_never_calls_is_not_waited_for(store: TCPStore, server: JoinServer) -> None:
     ask(store, 0, json.dumps({"host": "silent"}))
-    comer = who_asks(door)
+    comer = who_asks(server)
     with (
         patch.object(joining, "COME_S", 0.05),
         pytest.raises(LaunchError, match="rank 1 did not call in time"),
     ):
-        door.admit(comer, 1, ["here"])
+        server.admit(comer, 1, ["here"])
 
 
-def test_who_asks_for_something_else_is_passed_over(store: TCPStore, door: JoinServer) -> None:
+def test_who_asks_for_something_else_is_passed_over(store: TCPStore, server: JoinServer) -> None:
     nonsense = ["no JSON", "{}", '["host"]']
     for number, text in enumerate([*nonsense, json.dumps({"host": "next"})]):
         ask(store, number, text)
     for _ in nonsense:
         with pytest.raises(LaunchError, match="somebody asked to come with"):
-            who_asks(door)
-    comer = who_asks(door)
+            who_asks(server)
+    comer = who_asks(server)
     assert (comer.number, comer.host) == (3, "next")
 
 

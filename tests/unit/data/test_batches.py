@@ -28,7 +28,7 @@ from firecaffe.data.generated import generate
 from firecaffe.data.packed import RawPart
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.sections import Recipe
 from tests.kit.data_photos import make_folder, pack

@@ -22,7 +22,7 @@ from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import LocalFiles
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe

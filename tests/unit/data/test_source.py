@@ -34,7 +34,7 @@ from firecaffe.data.published_formats import TEST_FILES, TRAIN_FILES, open_cifar
 from firecaffe.errors import DataError, OwnCodeError, RecipeError
 from firecaffe.measure.step_times import by_layer_type
 from firecaffe.models.config import ModelConfig
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.training.checks import preflight
 from tests.kit.models_pages import page

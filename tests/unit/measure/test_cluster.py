@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from firecaffe.measure.found_cluster import (
+from firecaffe.measure.cluster_findings import (
     MeasuredCluster,
     cluster_of,
     findings,
@@ -17,8 +17,8 @@ from firecaffe.measure.found_cluster import (
 from firecaffe.measure.ranks_and_links import PairLink, RankFacts, tournament
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Link, load_cluster
-from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.price import Prices
+from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import StepCost
 

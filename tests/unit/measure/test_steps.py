@@ -13,13 +13,13 @@ from firecaffe.generators import TORCH
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.inventory.findings import MEAN
 from firecaffe.measure import step_times as measured_step
-from firecaffe.measure.found_cluster import calibrated
+from firecaffe.measure.cluster_findings import calibrated
 from firecaffe.measure.ranks_and_links import inventory_of
 from firecaffe.measure.step_times import OPERATIONS, OTHER, StepTimes, type_of
 from firecaffe.models import build_model
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.compute_time import correction, micro_batch
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.training.checks import preflight
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.models.known_networks import build_model
-from firecaffe.parallel.passed import check_no_alias, pack, room_for, tensors_in, unpack
 from firecaffe.parallel.stage_run import Arrivals, root_of
+from firecaffe.parallel.stage_values import check_no_alias, pack, room_for, tensors_in, unpack
 from firecaffe.parallel.stages import Stage, cut_stages
 
 NARROW = 8

@@ -18,7 +18,7 @@ from firecaffe import ParallelConfig
 from firecaffe.errors import RecipeError
 from firecaffe.models.googlenet import classification_loss
 from firecaffe.models.known_networks import MODELS, build_model
-from firecaffe.parallel.passed import pack, tensors_in
+from firecaffe.parallel.stage_values import pack, tensors_in
 from firecaffe.parallel.stages import cut_stages
 from firecaffe.training.parallel.staged import check_stages
 from tests.kit.training_modules import Composed

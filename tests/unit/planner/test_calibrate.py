@@ -12,7 +12,7 @@ from firecaffe.errors import RunError
 from firecaffe.planner.calibrate import fit, learn, line
 from firecaffe.planner.cluster import Cluster, load_cluster
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe

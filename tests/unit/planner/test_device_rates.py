@@ -25,7 +25,6 @@ from firecaffe.planner.compute_time import micro_batch, update_s
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import FILE, tables, unmeasured_error
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device, usual_micro_batch
-from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.offers import (
     Sheet,
     device_of,
@@ -37,6 +36,7 @@ from firecaffe.planner.offers import (
 )
 from firecaffe.planner.precision import in_precision
 from firecaffe.planner.published_trainings import contradictions
+from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.workload import Workload
 
 SHEETS, ROWS = read()

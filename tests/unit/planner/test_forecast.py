@@ -26,8 +26,8 @@ from firecaffe.planner.forecast import (
     time_between_failures_s,
 )
 from firecaffe.planner.memory import remedy
-from firecaffe.planner.of_recipe import workload_of_model
 from firecaffe.planner.price import Prices
+from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.simulate import Network, simulate_s
 from firecaffe.planner.step_cost import recipe_exchange
 from firecaffe.planner.workload import images_of, layers_of

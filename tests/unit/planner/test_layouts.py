@@ -15,11 +15,11 @@ from firecaffe.exchange.collectives import find_collective
 from firecaffe.exchange.schedule import ALL_GATHER, REDUCE_SCATTER
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.volumes import Sizes, by_both, by_inputs, by_outputs, sum_numbers
-from firecaffe.planner.between import Boundary, Exchanges, boundary
+from firecaffe.planner.boundary_cost import Boundary, Exchanges, boundary
 from firecaffe.planner.chain import Unit, chain_of
 from firecaffe.planner.cluster import Cluster, Device, Link
 from firecaffe.planner.layouts import Form, LayerLayout, allows, layouts_of
-from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.round_prices import EqualRounds, rounds_of, rounds_s
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.split_plans import (

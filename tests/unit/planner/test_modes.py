@@ -14,7 +14,7 @@ from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import PLAIN
 from firecaffe.planner.modes import PlannedMode, alternatives, forecast_mode, modes_of
-from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.server_costs import Costs, ServedClock
 from firecaffe.planner.workload import Workload
 from firecaffe.synchrony.clock import SimulatedClock, seconds_of

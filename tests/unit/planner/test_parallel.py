@@ -24,7 +24,7 @@ from firecaffe.parallel.split_kinds import SPLITS
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecasts
 from firecaffe.planner.layer_traffic import WORDS, LayerVolumes, Volumes, layers_on, volumes_of
-from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.split_plans import WAYS
 from firecaffe.planner.workload import images_of, input_of
 from firecaffe.training.parallel.split_network import chosen_layers

@@ -28,8 +28,8 @@ from firecaffe.planner.layouts import (
     words_of,
 )
 from firecaffe.planner.memory import on_device
-from firecaffe.planner.of_parallel import RecipeLayout, layout_cost
-from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.recipe_layout import RecipeLayout, layout_cost
+from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.split_plans import data_layouts, dense_layouts, split_plans
 from firecaffe.planner.split_step import SplitCost
 from firecaffe.planner.worker_part import WEIGHTS, memory_of, part_of, rank_work, widest

@@ -16,9 +16,9 @@ from firecaffe.parallel.stages import ORDERS
 from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import MeasuredStep, slower
 from firecaffe.planner.layouts import LayerLayout
-from firecaffe.planner.of_parallel import RecipeLayout, forecast_parallel, layout_cost
-from firecaffe.planner.of_recipe import workload_of_model
+from firecaffe.planner.recipe_layout import RecipeLayout, forecast_parallel, layout_cost
 from firecaffe.planner.recipe_stages import crossings_of, works_of
+from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.split_plans import WAYS, SplitPlan, data_layouts, split_plans
 from firecaffe.planner.split_step import SplitCost
 from firecaffe.planner.stage_times import balanced, best_stages, turns

@@ -19,8 +19,8 @@ from firecaffe.planner.compute_time import MicroBatch, correction, micro_batch, 
 from firecaffe.planner.forecast import forecast, forecasts
 from firecaffe.planner.layouts import LayerLayout
 from firecaffe.planner.memory import memory_bytes, on_device
-from firecaffe.planner.of_recipe import workload_of, workload_of_model
 from firecaffe.planner.price import Prices
+from firecaffe.planner.recipe_workload import workload_of, workload_of_model
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import ReadyBucket, buckets_of, overlap, slowest_over_mean
 from firecaffe.planner.update_price import shards_of, shards_s

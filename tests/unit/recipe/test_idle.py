@@ -18,7 +18,7 @@ from firecaffe.cli.typed_recipe import parse_recipe, read_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.idle_words import EFFECTIVE_IF, idle_words
+from firecaffe.recipe.idle_settings import EFFECTIVE_IF, idle_settings
 from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.terms import AllOf, words_of
 from firecaffe.solvers.config import SolverConfig
@@ -79,7 +79,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_in_a_file_it_is_said_and_typed_it_is_refused(path: Path) -> None:
     path.write_text("[exchange]\ncompressor_level = 1\n[data]\ncache_bytes = 9\n")
-    said = idle_words(read_recipe(path))
+    said = idle_settings(read_recipe(path))
     assert set(said) == {"exchange.compressor_level", "data.cache_bytes"}
     assert "exchange.compressor is 'none'" in said["exchange.compressor_level"]
     typed = [str(path), "--exchange.compressor_level", "2"]
@@ -110,9 +110,9 @@ def test_words_that_a_command_sets(path: Path, parser: Parser, word: str, reason
 def test_words_of_files_count_beside_a_net_of_caffes(path: Path) -> None:
     text = '[data]\nname = "caffe:net.prototxt"\npath = "x"\ndecode_threads = 2\nresize = 9\n'
     path.write_text(text)
-    assert set(idle_words(read_recipe(path))) == {"data.resize"}
+    assert set(idle_settings(read_recipe(path))) == {"data.resize"}
     path.write_text(text.replace("caffe:net.prototxt", "generated"))
-    assert "caffe:PATH" in idle_words(read_recipe(path))["data.path"]
+    assert "caffe:PATH" in idle_settings(read_recipe(path))["data.path"]
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_words_beside_those_with_which_they_count(
     solver = "rmsprop" if "solver.type" in counts else "sgd"
     idle = recipe_with({"solver.type": solver, **words})
     check_recipe(idle)
-    assert next(iter(words)) in idle_words(idle)
-    assert idle_words(idle).keys() <= words.keys()
-    assert not idle_words(recipe_with({**words, **counts}))
+    assert next(iter(words)) in idle_settings(idle)
+    assert idle_settings(idle).keys() <= words.keys()
+    assert not idle_settings(recipe_with({**words, **counts}))
 
 
 @pytest.mark.parametrize(
@@ -151,24 +151,24 @@ def test_words_beside_those_with_which_they_count(
 )
 def test_a_word_without_effect_refuses_nothing(text: str, idle: str) -> None:
     recipe = recipe_with(f"synchrony.mode=asynchronous {text}")
-    assert idle in idle_words(recipe)
+    assert idle in idle_settings(recipe)
     check_recipe(recipe)
 
 
 def test_a_word_counts_only_beside_one_that_counts() -> None:
     """A clock without a server is none, and so are the speeds of its learners."""
-    said = idle_words(recipe_with("synchrony.clock=simulated synchrony.speeds=gamma"))
+    said = idle_settings(recipe_with("synchrony.clock=simulated synchrony.speeds=gamma"))
     assert said.keys() == {"synchrony.clock", "synchrony.speeds"}
     assert "none either" in said["synchrony.speeds"]
     local = "synchrony.mode=local synchrony.shares=measured train.global_batch_size=128"
-    assert idle_words(recipe_with(local)).keys() == {"synchrony.shares"}
+    assert idle_settings(recipe_with(local)).keys() == {"synchrony.shares"}
 
 
 def test_words_of_masks_and_shared_values() -> None:
     """That are not there, or final at once."""
     words = {"prune.keep": {"a": 0.1}, "prune.steps": 5, "prune.every": 7}
-    assert {*idle_words(recipe_with(words))} == {"prune.steps", "prune.every"}
+    assert {*idle_settings(recipe_with(words))} == {"prune.steps", "prune.every"}
     idle = {"prune.scope": "all", "share.start": "random", "share.train": False}
-    assert {*idle_words(recipe_with(idle))} == {*idle}
+    assert {*idle_settings(recipe_with(idle))} == {*idle}
     counts = {"prune.how": "gradual", "prune.steps": 10, "share.bits": {"*": 4}}
-    assert not idle_words(recipe_with({"prune.keep": {"*": 0.1}, **counts}))
+    assert not idle_settings(recipe_with({"prune.keep": {"*": 0.1}, **counts}))

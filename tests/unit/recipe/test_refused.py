@@ -13,7 +13,7 @@ from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.fits import FITS
 from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.idle_words import EFFECTIVE_IF, with_effect
+from firecaffe.recipe.idle_settings import EFFECTIVE_IF, with_effect
 from firecaffe.recipe.refusals import REFUSALS, num_combinations, refusals
 from firecaffe.recipe.terms import (
     DEFAULTS,

@@ -9,9 +9,9 @@ from firecaffe import Recipe, RecipeError
 from firecaffe.models import build_model
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.of_recipe import workload_of
+from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.idle_words import idle_words
+from firecaffe.recipe.idle_settings import idle_settings
 from firecaffe.recipe.sections import recipe_path, shipped
 from firecaffe.solvers.optimizer import groups_of
 from firecaffe.solvers.rate_policy import learning_rate
@@ -51,7 +51,7 @@ def test_names_are_those_of_the_package_unless_a_path_is_meant(
 def test_it_fits_and_is_planned(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where there are no data
     recipe = check_recipe(Recipe.read(name))
-    assert idle_words(recipe) == {}
+    assert idle_settings(recipe) == {}
     work = workload_of(recipe)
     with torch.device("meta"):
         model = build_model(recipe.model.name, work.num_classes, work.layout.channels)
@@ -66,7 +66,7 @@ def test_it_fits_and_is_planned(name: str, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_no_word_of_the_benchmarks_or_examples_is_idle() -> None:
-    assert {path.stem: words for path in OTHERS if (words := idle_words(Recipe.read(path)))} == {}
+    assert {path.stem: idle for path in OTHERS if (idle := idle_settings(Recipe.read(path)))} == {}
 
 
 @pytest.mark.parametrize("name", EPOCHS)

@@ -32,12 +32,12 @@ from firecaffe.runs.run_folder import (
     mark_of,
 )
 from firecaffe.training import start
-from firecaffe.training.beginning import Places, find_places
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.checks import check_not_float16, preflight
 from firecaffe.training.forward import check_compiler
 from firecaffe.training.plugins import VARIABLE, Plugin, load_plugins
 from firecaffe.training.saver import Write
+from firecaffe.training.training_folder import Places, find_places
 from tests.kit.training import ALONE, recipe_in, recipe_with, record_of
 from tests.kit.training import data as points
 from tests.kit.training_fixtures import Patch

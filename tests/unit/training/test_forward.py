@@ -26,7 +26,7 @@ from firecaffe.tasks.metrics import count_correct
 from firecaffe.training import evaluation
 from firecaffe.training.evaluation import evaluate
 from firecaffe.training.forward import _deterministic, arithmetic, seed_random
-from firecaffe.training.mix import Mixed, Mixing
+from firecaffe.training.sample_mixing import Mixed, Mixing
 from tests.kit.training import ALONE, recipe_in
 from tests.kit.training_fixtures import Patch
 from tests.ranks.networks import Everything, small_data

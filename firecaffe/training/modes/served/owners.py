@@ -20,7 +20,17 @@ from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.constraints import make_constraints
 from firecaffe.training.evaluation_weights import average_of
-from firecaffe.training.modes.served.carrier import (
+from firecaffe.training.modes.served.owner import (
+    Owner,
+    Runs,
+    Shard,
+    ShardMemory,
+    ShardState,
+    cut,
+    parameter_of,
+    put_together,
+)
+from firecaffe.training.modes.served.owner_messages import (
     Carrier,
     End,
     Give,
@@ -31,16 +41,6 @@ from firecaffe.training.modes.served.carrier import (
     listen,
     send_order,
     serve_learner,
-)
-from firecaffe.training.modes.served.owner import (
-    Owner,
-    Runs,
-    Shard,
-    ShardMemory,
-    ShardState,
-    cut,
-    parameter_of,
-    put_together,
 )
 from firecaffe.training.modes.served.server import Server, late_rule
 from firecaffe.training.modes.served.server_memory import Gradient, Parcel

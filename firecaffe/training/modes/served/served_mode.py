@@ -24,8 +24,8 @@ from firecaffe.training.modes.mode import Linked, ModeParts, Steps
 from firecaffe.training.modes.served.coder import make_coder
 from firecaffe.training.modes.served.lockless import Rule, SharedWeights
 from firecaffe.training.modes.served.owners import Owners
-from firecaffe.training.modes.served.real import RealRanks
 from firecaffe.training.modes.served.real_clock import RealClock
+from firecaffe.training.modes.served.real_ranks import RealRanks
 from firecaffe.training.modes.served.server import Server, late_rule
 from firecaffe.training.modes.served.server_memory import ServerMemory
 from firecaffe.training.modes.served.server_steps import (

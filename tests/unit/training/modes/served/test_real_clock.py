@@ -21,11 +21,10 @@ from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Work
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
-from firecaffe.training.modes.served import door as own
+from firecaffe.training.modes.served import join_server as own
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.door import JoinListener
+from firecaffe.training.modes.served.join_server import JoinListener
 from firecaffe.training.modes.served.messages import Messages
-from firecaffe.training.modes.served.real import RealRanks
 from firecaffe.training.modes.served.real_clock import (
     Arrival,
     Arrivals,
@@ -37,6 +36,7 @@ from firecaffe.training.modes.served.real_clock import (
     LostRank,
     RealClock,
 )
+from firecaffe.training.modes.served.real_ranks import RealRanks
 from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory
 from firecaffe.training.modes.served.work_gradient import Contribution
 from tests.kit.training_fixtures import Patch

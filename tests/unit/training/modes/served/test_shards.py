@@ -16,7 +16,6 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, Work
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.modes.served.carrier import Order, OrderThread
 from firecaffe.training.modes.served.owner import (
     Owner,
     Runs,
@@ -26,6 +25,7 @@ from firecaffe.training.modes.served.owner import (
     cut,
     put_together,
 )
+from firecaffe.training.modes.served.owner_messages import Order, OrderThread
 from firecaffe.training.modes.served.server import Server, late_rule
 from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient, Parcel
 from firecaffe.training.modes.served.server_steps import weight_of

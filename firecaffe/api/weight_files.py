@@ -19,8 +19,8 @@ from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.files import atomic_replace
 from firecaffe.resume_advice import option
-from firecaffe.training.coded import is_coded
 from firecaffe.training.export_file import FORMATS, check_installed
+from firecaffe.training.fcz_description import is_coded
 from firecaffe.training.given_parts import About
 from firecaffe.training.load import check_named, load_run, run_of
 from firecaffe.training.prediction import OUTPUT_NOTES, meaning

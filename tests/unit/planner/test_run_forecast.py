@@ -21,9 +21,9 @@ from firecaffe.planner.calibrate import MIN_ERROR
 from firecaffe.planner.cluster import Cluster, Link, load_cluster
 from firecaffe.planner.compute_time import micro_batch
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.of_parallel import RecipeLayout, forecast_parallel
-from firecaffe.planner.of_recipe import workload_of
-from firecaffe.planner.of_run import FirstForecast, write_forecast
+from firecaffe.planner.recipe_layout import RecipeLayout, forecast_parallel
+from firecaffe.planner.recipe_workload import workload_of
+from firecaffe.planner.run_forecast import FirstForecast, write_forecast
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from firecaffe.cluster.groups import group_of_one
 from firecaffe.data.decode import decode_threads
 from firecaffe.errors import RecipeError
-from firecaffe.inventory.asked_world import (
+from firecaffe.inventory.world_queries import (
     check_queries,
     doubts_of_world,
     size_queries,

@@ -143,7 +143,7 @@ def make_parser_export() -> Parser:
 
 
 def main_export(argv: list[str]) -> int:
-    from firecaffe.api.files_of_weights import export
+    from firecaffe.api.weight_files import export
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_run import parse_run
 
@@ -173,7 +173,7 @@ def make_parser_unpack() -> Parser:
 
 
 def main_unpack(argv: list[str]) -> int:
-    from firecaffe.api.files_of_weights import unpack
+    from firecaffe.api.weight_files import unpack
     from firecaffe.cli.arguments import show
 
     parser = make_parser_unpack()

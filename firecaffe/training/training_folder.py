@@ -21,7 +21,7 @@ from firecaffe.data import Data
 from firecaffe.errors import RunError
 from firecaffe.files import folder_lock, write_atomically, write_json
 from firecaffe.recipe.identity import to_toml, tuned_by
-from firecaffe.recipe.idle_words import idle_words
+from firecaffe.recipe.idle_settings import idle_settings
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import describe_environment
@@ -218,7 +218,7 @@ def _notes(run: Run) -> list[str]:
     recipe = run.recipe
     notes = rate_notes(recipe.solver, recipe.train.global_batch_size, run.steps)
     notes += prune_notes(recipe.prune, run.steps)
-    notes += idle_words(recipe).values()
+    notes += idle_settings(recipe).values()
     if recipe.train.ema_decay:
         notes.append(
             f"evaluations take the moving average, train.ema_decay {recipe.train.ema_decay:g}"

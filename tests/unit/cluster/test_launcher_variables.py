@@ -5,7 +5,12 @@ The variables are those that Open MPI 4.1.4 and MPICH 4.0.2 were seen to set, an
 
 import pytest
 
-from firecaffe.cluster.launched_by import check_rank_and_size, first_host, tasks_of_node, words_of
+from firecaffe.cluster.launcher_variables import (
+    check_rank_and_size,
+    first_host,
+    tasks_of_node,
+    words_of,
+)
 from firecaffe.errors import LaunchError
 
 OPEN_MPI = {

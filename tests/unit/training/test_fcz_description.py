@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from torch import nn
 
 import firecaffe
-from firecaffe.api.files_of_weights import write_unpacked
+from firecaffe.api.weight_files import write_unpacked
 from firecaffe.compression import fcz
 from firecaffe.errors import CheckpointError, FirecaffeError, RunError
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
-from firecaffe.training.coded import describe, described, tensors_of
+from firecaffe.training.fcz_description import describe, described, tensors_of
 from firecaffe.training.given_parts import ABOUT as ABOUT_FILE
 from firecaffe.training.given_parts import About, read_about, write_about
 from firecaffe.user_code import file_digest

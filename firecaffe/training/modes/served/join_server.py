@@ -46,10 +46,12 @@ class JoinListener:
         if store is None or world.watch is None:
             return
         one_host = world.local_world_size == world.world_size
-        door = JoinServer(store, world.attempt, one_host=one_host)
-        door.open(facts)
+        server = JoinServer(store, world.attempt, one_host=one_host)
+        server.open(facts)
         self._say(_invitation(f"firecaffe train RECIPE --join {launcher_place()}"))
-        self._thread = threading.Thread(target=self._look, args=(door,), name="door", daemon=True)
+        self._thread = threading.Thread(
+            target=self._look, args=(server,), name="join server", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -59,30 +61,30 @@ class JoinListener:
             self._thread.join(self._timeout_s)
         self._resources.close()
 
-    def _look(self, door: JoinServer) -> None:
+    def _look(self, server: JoinServer) -> None:
         try:
             while not self._is_over.wait(POLL_S):
-                self._take(door)
-            door.close()
+                self._take(server)
+            server.close()
         except RuntimeError as error:  # the store is gone, with the launcher
             self._say(f"no more workers can join: {str(error).splitlines()[0]}")
 
-    def _take(self, door: JoinServer) -> None:
+    def _take(self, server: JoinServer) -> None:
         try:
-            while not self._is_over.is_set() and (comer := door.next()) is not None:
-                self._admit(door, comer)
+            while not self._is_over.is_set() and (comer := server.next()) is not None:
+                self._admit(server, comer)
         except LaunchError as error:  # the next look continues with the next worker
             self._say(str(error))
 
-    def _admit(self, door: JoinServer, comer: JoinRequest) -> None:
+    def _admit(self, server: JoinServer, comer: JoinRequest) -> None:
         watch = self._world.watch
         assert watch is not None
         rank = len(watch.hosts)
         try:
-            to_it = door.admit(comer, rank, list(watch.hosts))
+            to_it = server.admit(comer, rank, list(watch.hosts))
             watch.add_rank(comer.host, to_it)
             self._resources.enter_context(run_pulse([to_it], self._silent_s))
-            learners = self._learners_of(rank, door.store_of(comer))
+            learners = self._learners_of(rank, server.store_of(comer))
         except (FirecaffeError, OSError) as error:
             self._say(f"a worker on {comer.host} asked to join and failed: {error}")
             return
@@ -110,4 +112,4 @@ def _invitation(command: str) -> str:
     if own_secret() is None:
         return f"more workers can join: {command}"
     # A secret that the launcher has made itself is in no file.
-    return f"{command} --secret-file FILE joins this run, if it was started with that file"
+    return f"{command} --secret-file FILE server this run, if it was started with that file"

@@ -129,7 +129,7 @@ def with_effect(facts: Facts) -> Facts:
     return {word: value(word) for word in facts}
 
 
-def idle_words(recipe: Recipe) -> dict[str, str]:
+def idle_settings(recipe: Recipe) -> dict[str, str]:
     """Return the settings that differ from their default without effect, each with the reason."""
     facts = facts_of(recipe, {})
     effective = with_effect(facts)

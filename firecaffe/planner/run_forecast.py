@@ -25,8 +25,8 @@ from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import is_measured
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.modes import forecast_mode, gradients_per_update, line_of
-from firecaffe.planner.of_parallel import RecipeLayout, forecast_parallel
-from firecaffe.planner.of_recipe import NO_DATA_TIME, cluster_for, workload_of
+from firecaffe.planner.recipe_layout import RecipeLayout, forecast_parallel
+from firecaffe.planner.recipe_workload import NO_DATA_TIME, cluster_for, workload_of
 from firecaffe.planner.step_cost import slowest_over_mean
 from firecaffe.planner.workload import Workload
 from firecaffe.recipe.checked_recipe import CheckedRecipe

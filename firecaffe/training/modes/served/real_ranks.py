@@ -35,7 +35,7 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.mode import Loop, TrainingRanks
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.door import JoinListener
+from firecaffe.training.modes.served.join_server import JoinListener
 from firecaffe.training.modes.served.messages import END, Messages
 from firecaffe.training.modes.served.real_clock import (
     ClockLearner,
