@@ -165,8 +165,8 @@ def build_learner(
     recipe, world = run.recipe, mesh.world
     with world_queries() as asked:
         unsplit = make_unsplit(run, parts, data, world)
-    if recipe.train.batch_norm_samples:
-        check_layers(unsplit.outline, recipe.train.batch_norm_samples)
+    if (samples := recipe.train.batch_norm_samples) > 0:
+        check_layers(unsplit.outline, samples)
     file, code = first_weights_file(recipe, checkpoint), own_code(recipe, parts)
     agree(world, facts(recipe, world, data, unsplit.outline, checkpoint, unlike, code, file.sha256))
     outline = outline_of(unsplit.outline)  # of the whole network, before it is split
@@ -184,7 +184,6 @@ def build_learner(
     delayed = recipe.synchrony.delayed_updates(served_learners)
     update = make_update(run, holding, probe, mesh, delayed)
     mode, best = make_mode(run, update, mesh, served_learners), Best(task.measure)
-    samples = recipe.train.batch_norm_samples
     norms = Norms(holding, batches, samples) if samples else TrainedNorms()
     noise = make_noise_meter(run, update, mode)
     pieces = holding.pieces() | update.pieces() | mode.pieces() | norms.pieces()
@@ -193,14 +192,11 @@ def build_learner(
     first_weights = file.read_into(state, outline)
     doubts += _begin(run, update, state, checkpoint)
     doubts += doubts_of(run, world, probe, checkpoint)
-    doubts += [] if inventory is None else inventory.doubts
-    if not probe.repeats and (inventory is None or inventory.repeats):
-        doubts.append(OTHER_GRADIENTS)
-    frozen = frozen_of(holding.all_names, recipe.model, first_weights, checkpoint is not None)
+    doubts += _doubts_of_network(inventory, probe)
     findings = Findings(
         num_parameters=unsplit.num_parameters,
         own_code=code,
-        frozen=frozen,
+        frozen=frozen_of(holding.all_names, recipe.model, first_weights, checkpoint is not None),
         first_weights=first_weights,
         damaged=file.damaged,
         inventory=inventory,
@@ -219,6 +215,13 @@ def _check_trained(recipe: Recipe, trained: Mapping[str, nn.Parameter]) -> None:
     check_not_float16(recipe, trained)
     if recipe.exchange.codec:
         check_float32(recipe, trained)
+
+
+def _doubts_of_network(inventory: Inventory | None, probe: Probe) -> list[str]:
+    doubts = [] if inventory is None else list(inventory.doubts)
+    if not probe.repeats and (inventory is None or inventory.repeats):
+        doubts.append(OTHER_GRADIENTS)
+    return doubts
 
 
 def _numbers(holding: Holding, update: EveryRank) -> dict[str, Numbers]:
