@@ -157,7 +157,9 @@ def train_parts(
         exclusive_in_process("train"),
         join(recipe.train.device, exchange.timeout_s, exchange.silent_s, shape) as world,
         ExitStack() as resources,
-        report_faults(world) as teller,  # innermost: tells others of a fault before any exit waits
+        report_faults(
+            world
+        ) as fault_writer,  # innermost: tells others of a fault before any exit waits
         _explain_file_errors(),
     ):
         recipe, chosen_layout = choose_layout(recipe, parts, world)
@@ -169,7 +171,9 @@ def train_parts(
             check_with(plugins, world.world_size)
         start = find_start(world, resume)
         mesh = make_mesh(world, layout, resources)
-        return _train_in(mesh, recipe, parts, plugins, start, teller, chosen_layout, resources)
+        return _train_in(
+            mesh, recipe, parts, plugins, start, fault_writer, chosen_layout, resources
+        )
 
 
 @contextmanager
@@ -190,7 +194,7 @@ def _train_in(
     parts: Parts,
     plugins: Sequence[Plugin],
     start: Start,
-    teller: FaultWriter,
+    fault_writer: FaultWriter,
     chosen_layout: LayoutChoice | None,
     resources: ExitStack,
 ) -> Result:
@@ -208,7 +212,7 @@ def _train_in(
     # From here on faults can be written to a folder.
     places = make_folder(world, run, start, about_of(parts, data), learner.findings.own_code)
     folder = places.first
-    teller.write_into(places.own)
+    fault_writer.write_into(places.own)
     run, reducers, choice = connect(
         run, learner, learner.mode.summed(), mesh.sharers, parts.comm_hook, resources
     )

@@ -47,16 +47,16 @@ class LocklessBench:
 
     def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
         """Compute a work at the present weights, and update them. `weights` are the buffers."""
-        brought = self._bench.compute(work, weights)
+        contribution = self._bench.compute(work, weights)
         start = time.perf_counter()
-        is_finite = are_finite(self._bench.named, brought.gradient.tensors.items())
+        is_finite = are_finite(self._bench.named, contribution.gradient.tensors.items())
         if is_finite.all():
-            is_finite[-1] = self._update(work.leaf, brought.gradient.tensors)
+            is_finite[-1] = self._update(work.leaf, contribution.gradient.tensors)
         return replace(
-            brought,
-            gradient=Gradient({}, brought.gradient.tail),
+            contribution,
+            gradient=Gradient({}, contribution.gradient.tail),
             is_finite=is_finite,
-            compute_s=brought.compute_s + time.perf_counter() - start,
+            compute_s=contribution.compute_s + time.perf_counter() - start,
         )
 
     @torch.no_grad()

@@ -70,7 +70,7 @@ class Messages:
             "votes": torch.zeros(1, dtype=torch.uint8),
             "counts": forward.zero_counts(),
         }
-        self._brought = Parcel({**gradients, **tails, **facts})
+        self._contribution = Parcel({**gradients, **tails, **facts})
         self._tails, self._is_elsewhere = list(tails), is_elsewhere
         self._device = forward.device
 
@@ -94,25 +94,27 @@ class Messages:
         if self.weights.data.numel():
             self.lane.receive(self.weights.data)
 
-    def send_contribution(self, learner: int, brought: Contribution, asks_to_stop: bool) -> None:
-        tensors, views = brought.gradient.tensors, self._brought.views
+    def send_contribution(
+        self, learner: int, contribution: Contribution, asks_to_stop: bool
+    ) -> None:
+        tensors, views = contribution.gradient.tensors, self._contribution.views
         encoded = {} if self._is_elsewhere else self._coder.encode(learner, tensors)
-        self._brought.fill({f"gradient/{name}": tensor for name, tensor in encoded.items()})
-        self._brought.fill(dict(zip(self._tails, brought.gradient.tail, strict=True)))
-        views["counts"].copy_(brought.counts)
+        self._contribution.fill({f"gradient/{name}": tensor for name, tensor in encoded.items()})
+        self._contribution.fill(dict(zip(self._tails, contribution.gradient.tail, strict=True)))
+        views["counts"].copy_(contribution.counts)
         views["is_used"].copy_(torch.tensor([name in tensors for name in self._named]))
-        seconds = [brought.data_s, brought.compute_s]
+        seconds = [contribution.data_s, contribution.compute_s]
         views["seconds"].copy_(torch.tensor(seconds, dtype=torch.float64))
         views["votes"].fill_(asks_to_stop)
-        if brought.is_finite is not None:
-            views["is_finite"].copy_(brought.is_finite)
-            views["moved"].copy_(torch.tensor(brought.moved))
-        self.lane.send(self._brought.data)
+        if contribution.is_finite is not None:
+            views["is_finite"].copy_(contribution.is_finite)
+            views["moved"].copy_(torch.tensor(contribution.moved))
+        self.lane.send(self._contribution.data)
 
     def receive_contribution(self) -> tuple[Contribution, bool]:
         """Receive a contribution, in new memory, and whether its sender was asked to stop."""
-        self.lane.receive(self._brought.data)
-        views = self._brought.views
+        self.lane.receive(self._contribution.data)
+        views = self._contribution.views
         is_used = views["is_used"].tolist()
         # In the weights' memory layout, as after a backward, because a sum may depend on it.
         tensors = {
@@ -123,12 +125,12 @@ class Messages:
         tail = [self._own(views[name]) for name in self._tails]
         data_s, compute_s = views["seconds"].tolist()
         gradient = Gradient(tensors, tail)
-        brought = Contribution(gradient, self._own(views["counts"]), data_s, compute_s, False)
+        contribution = Contribution(gradient, self._own(views["counts"]), data_s, compute_s, False)
         if self._is_elsewhere:
             pulled, pushed = views["moved"].tolist()
             is_finite = views["is_finite"].bool()
-            brought = replace(brought, is_finite=is_finite, moved=(pulled, pushed))
-        return brought, bool(views["votes"].item())
+            contribution = replace(contribution, is_finite=is_finite, moved=(pulled, pushed))
+        return contribution, bool(views["votes"].item())
 
     def _decoded(self, view: Tensor, parameter: Tensor) -> Tensor:
         decoded = self._coder.decode(view.to(parameter.device), parameter.numel())

@@ -206,7 +206,7 @@ class OrderThread:
     ) -> None:
         self._do, self._failed = do, failed
         self._orders, self.answers = SimpleQueue[Order | None](), SimpleQueue[OwnerParts]()
-        self.thread = threading.Thread(target=self._run, name="teller", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="orders", daemon=True)
         self.thread.start()
 
     def tell(self, order: Order) -> None:

@@ -66,11 +66,11 @@ class OwnersBench:
 
     def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
         parameters = self._carrier.pull(work.version)
-        brought = self._bench.compute(work, {**parameters, **weights})
-        is_finite = self._carrier.push(work, brought.gradient)
-        tail = Gradient({}, brought.gradient.tail)
+        contribution = self._bench.compute(work, {**parameters, **weights})
+        is_finite = self._carrier.push(work, contribution.gradient)
+        tail = Gradient({}, contribution.gradient.tail)
         moved = self._carrier.moved
-        return replace(brought, gradient=tail, is_finite=is_finite, moved=moved)
+        return replace(contribution, gradient=tail, is_finite=is_finite, moved=moved)
 
     def end(self) -> None:
         self._carrier.end()
@@ -221,15 +221,15 @@ class Owners(Holders):
 
     def tell(self, order: UpdateOrder) -> None:
         self._has_changed = True
-        for teller in self._order_threads.values():
-            teller.tell(order)
+        for order_thread in self._order_threads.values():
+            order_thread.tell(order)
 
     def gather(self, look: Callable[[], None]) -> None:
         if not self._has_changed:
             return
-        for teller in self._order_threads.values():
-            teller.tell(Give())
-        parts = [_answer(teller, look) for teller in self._order_threads.values()]
+        for order_thread in self._order_threads.values():
+            order_thread.tell(Give())
+        parts = [_answer(order_thread, look) for order_thread in self._order_threads.values()]
         self._moved_by_rank = {
             rank: part.moved for rank, part in zip(self._ranks, parts, strict=True)
         }
@@ -250,11 +250,14 @@ class Owners(Holders):
         self._has_changed = False
 
     def end(self) -> None:
-        for teller in self._order_threads.values():
-            teller.tell(End())
+        for order_thread in self._order_threads.values():
+            order_thread.tell(End())
 
     def join(self, timeout_s: float) -> bool:
-        threads = [*self._threads, *(teller.thread for teller in self._order_threads.values())]
+        threads = [
+            *self._threads,
+            *(order_thread.thread for order_thread in self._order_threads.values()),
+        ]
         end_s = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, end_s - time.monotonic()))
@@ -267,8 +270,8 @@ class Owners(Holders):
     def cut(self) -> None:
         if self._owner is not None:
             self._owner.cut()
-        for teller in self._order_threads.values():
-            teller.cut()
+        for order_thread in self._order_threads.values():
+            order_thread.cut()
         self._owner_lines.cut()
 
     def _own(self) -> Owner:
@@ -349,8 +352,8 @@ class Owners(Holders):
         thread.start()
 
 
-def _answer(teller: OrderThread, look: Callable[[], None]) -> OwnerParts:
+def _answer(order_thread: OrderThread, look: Callable[[], None]) -> OwnerParts:
     while True:
         with suppress(Empty):
-            return teller.answers.get(timeout=POLL_S)
+            return order_thread.answers.get(timeout=POLL_S)
         look()

@@ -30,7 +30,7 @@ from firecaffe.training.modes.served.work_gradient import Bench, Contribution
 class Arrival:
     learner: "ClockLearner"
     work: Work
-    brought: Contribution
+    contribution: Contribution
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class ClockLearner(ABC):
         self._thread = threading.Thread(target=self._run, name=f"learner-{number}", daemon=True)
         self._thread.start()
 
-    def hear(self, counts: bool) -> None:
+    def set_counted(self, counts: bool) -> None:
         """Record whether the learner's last contribution counts."""
         self._is_dropped = not counts
 
@@ -113,9 +113,9 @@ class ClockLearner(ABC):
     def _run(self) -> None:
         try:
             while isinstance(order := self._orders.get(), Begin):
-                brought = self._do(order)
-                self.spent.busy_s += brought.data_s + brought.compute_s
-                self._arrivals.put(Arrival(self, order.work, brought))
+                contribution = self._do(order)
+                self.spent.busy_s += contribution.data_s + contribution.compute_s
+                self._arrivals.put(Arrival(self, order.work, contribution))
             self._tell_end(order.text, order.weights)
         except PeerLostError as error:
             self._arrivals.put(LostLearner(self, str(error)))
@@ -137,13 +137,13 @@ class OwnLearner(ClockLearner):
     def _do(self, order: Begin) -> Contribution:
         if order.is_dropped:
             self._coder.drop(self.number)
-        brought = self._bench.compute(order.work, order.weights)
-        self.spent.pulled_bytes, self.spent.pushed_bytes = brought.moved
-        gradient = brought.gradient
-        if brought.is_finite is not None:  # the gradient went to its owners
-            return brought
+        contribution = self._bench.compute(order.work, order.weights)
+        self.spent.pulled_bytes, self.spent.pushed_bytes = contribution.moved
+        gradient = contribution.gradient
+        if contribution.is_finite is not None:  # the gradient went to its owners
+            return contribution
         sent = Gradient(self._coder.as_received(self.number, gradient.tensors), gradient.tail)
-        return replace(brought, gradient=sent)
+        return replace(contribution, gradient=sent)
 
     def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
         self._bench.end()
@@ -165,11 +165,11 @@ class RemoteLearner(ClockLearner):
         if is_new:
             messages.send_weights(order.weights)
             self._version = work.version
-        brought, asks = messages.receive_contribution()
+        contribution, asks = messages.receive_contribution()
         self.asks_to_stop |= asks
-        self.spent.pulled_bytes = messages.lane.sent_bytes + brought.moved[0]
-        self.spent.pushed_bytes = messages.lane.received_bytes + brought.moved[1]
-        return replace(brought, rank=self.rank)
+        self.spent.pulled_bytes = messages.lane.sent_bytes + contribution.moved[0]
+        self.spent.pushed_bytes = messages.lane.received_bytes + contribution.moved[1]
+        return replace(contribution, rank=self.rank)
 
     def _tell_end(self, text: str, weights: Mapping[str, Tensor]) -> None:
         self._messages.send_end(text, weights)
@@ -195,7 +195,7 @@ class RealClock:
         self.learners: dict[int, ClockLearner] = {}
         self._moved: Mapping[int, tuple[int, int]] = {}
         self.arrivals: Arrivals = SimpleQueue()
-        self.everybody: list[ClockLearner] = []
+        self.all_learners: list[ClockLearner] = []
         """All learners so far, including lost ones."""
         self._asking: list[int] = []  # learners without work, in the order in which they asked
         self._due: deque[ClockLearner | int] = deque()  # who joins; numbers of lost learners
@@ -204,7 +204,7 @@ class RealClock:
         self._left_s: dict[int, float] = {}
         self._is_resumed = False
         self._started_s = 0.0
-        self._brought: Contribution | None = None
+        self._contribution: Contribution | None = None
         self._look: Callable[[], None] = lambda: None
         self._on_rank_lost: OnRankLost = lambda *_: None
 
@@ -261,8 +261,8 @@ class RealClock:
         expect_same(made, event)
 
     def of(self, work: Work) -> Contribution:
-        assert self._brought is not None
-        return self._brought
+        assert self._contribution is not None
+        return self._contribution
 
     def count_moved(self, by_rank: Mapping[int, tuple[int, int]]) -> None:
         self._moved = by_rank
@@ -271,13 +271,13 @@ class RealClock:
     def row(self) -> dict[str, Any]:
         """Learners' costs, for result.json. A rank is idle if it neither fetches nor computes."""
         pulled, pushed, busy_s = Counter[str](), Counter[str](), defaultdict[str, float](float)
-        for learner in self.everybody:
+        for learner in self.all_learners:
             pulled[str(learner.number)] += learner.spent.pulled_bytes
             pushed[str(learner.number)] += learner.spent.pushed_bytes
             busy_s[str(learner.rank)] += learner.spent.busy_s
         moved = self._moved or {0: (pulled.total(), pushed.total())}
         return {
-            "rank_by_learner": {str(learner.number): learner.rank for learner in self.everybody},
+            "rank_by_learner": {str(learner.number): learner.rank for learner in self.all_learners},
             "pulled_bytes_by_learner": dict(pulled),
             "pushed_bytes_by_learner": dict(pushed),
             "server_bytes_by_rank": {str(rank): list(numbers) for rank, numbers in moved.items()},
@@ -288,7 +288,7 @@ class RealClock:
         }
 
     def _present_s(self, rank: int) -> float:
-        numbers = [learner.number for learner in self.everybody if learner.rank == rank]
+        numbers = [learner.number for learner in self.all_learners if learner.rank == rank]
         left_s = max(self._left_s.get(number, self.time_s) for number in numbers)
         return max(left_s - min(self._came_s[number] for number in numbers), 1e-9)
 
@@ -320,9 +320,9 @@ class RealClock:
                 self._due.extend(arrived.learners)
             case Arrival() if self.learners.get(arrived.work.learner) is arrived.learner:
                 counts = self.policy.contribute(arrived.work)
-                arrived.learner.hear(counts)
+                arrived.learner.set_counted(counts)
                 self._asking.append(arrived.work.learner)
-                self._brought = arrived.brought
+                self._contribution = arrived.contribution
                 return Push(self._now(), arrived.work, counts, self.policy.commit())
         self._handle_lost(arrived)
         return None
@@ -362,7 +362,7 @@ class RealClock:
     def _welcome(self, learner: ClockLearner) -> None:
         self.learners[learner.number] = learner
         self._came_s[learner.number] = self.time_s
-        self.everybody.append(learner)
+        self.all_learners.append(learner)
         self._asking.append(learner.number)
 
     def _now(self) -> float:

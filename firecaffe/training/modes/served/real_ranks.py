@@ -97,8 +97,8 @@ def _answer(messages: Messages, bench: Bench, asks_to_stop: Callable[[], bool]) 
     while (head := messages.receive_head()).kind != END:
         if head.has_weights:
             messages.receive_weights()
-        brought = bench.compute(head.work, messages.weights.views)
-        messages.send_contribution(head.learner, brought, asks_to_stop())
+        contribution = bench.compute(head.work, messages.weights.views)
+        messages.send_contribution(head.learner, contribution, asks_to_stop())
     text = messages.receive_end(head)
     bench.end()
     return text
@@ -137,7 +137,7 @@ class RealRanks(TrainingRanks):
         self._coder = coder
         self._timeout_s, self._silent_s = exchange.timeout_s, exchange.silent_s
         self._facts, self._store, self._meet = facts, store, meet
-        self._door: JoinListener | None = None
+        self._listener: JoinListener | None = None
         self._holders = Holders()
         self.turn = threading.Lock()
         """The lock that a learner or an evaluation holds while it computes on rank 0."""
@@ -228,8 +228,8 @@ class RealRanks(TrainingRanks):
                         learners.append(RemoteLearner(number, rank, arrivals, messages))
                 with self._tolerating(say) as on_rank_lost, self._admitting(len(learners), say):
                     self._clock.start(learners, self._look, on_rank_lost)
-                    if self._door is not None:
-                        self._door.open(dict(self._facts))
+                    if self._listener is not None:
+                        self._listener.open(dict(self._facts))
                     yield
         except PeerLostError as error:
             with peers_may_be_lost(self._world):
@@ -244,8 +244,8 @@ class RealRanks(TrainingRanks):
         self._end({"result": result}, {**self._named, **buffers})
 
     def _end(self, report: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
-        if self._door is not None:
-            self._door.close()
+        if self._listener is not None:
+            self._listener.close()
         self._drain_arrivals(report)
         for learner in self._clock.learners.values():
             learner.end(json.dumps(report), weights)
@@ -294,13 +294,13 @@ class RealRanks(TrainingRanks):
         if self._world.watch is not None:
             lost = self._clock.arrivals.put
             self._world.watch.tolerate(lambda fault: lost(LostRank(fault.rank, fault.event)))
-        teller = LossReporter(self._world.store, self._world.attempt)
+        reporter = LossReporter(self._world.store, self._world.attempt)
 
         def on_rank_lost(rank: int, why: str) -> None:
             say(f"rank {rank} is lost, and its micro-batches go to others: {why}")
-            teller.tell(self._fault_of(rank, why))
+            reporter.tell(self._fault_of(rank, why))
 
-        with closing(teller):
+        with closing(reporter):
             yield on_rank_lost
 
     @contextmanager
@@ -308,7 +308,7 @@ class RealRanks(TrainingRanks):
         if self._holders.hold_weights:
             yield
             return
-        self._door = JoinListener(
+        self._listener = JoinListener(
             self._world,
             self._messages_over,
             self._per_rank,
@@ -318,7 +318,7 @@ class RealRanks(TrainingRanks):
             self._silent_s,
             say,
         )
-        with closing(self._door):
+        with closing(self._listener):
             yield
 
     @contextmanager
@@ -326,11 +326,11 @@ class RealRanks(TrainingRanks):
         try:
             yield
         finally:
-            everybody = {*learners, *self._clock.everybody}
-            for learner in everybody:
+            all_learners = {*learners, *self._clock.all_learners}
+            for learner in all_learners:
                 learner.cut()
             end_s = time.monotonic() + CUT_S
-            for learner in everybody:
+            for learner in all_learners:
                 learner.join(max(0.0, end_s - time.monotonic()))
 
     def _fault_of(self, rank: int, why: str) -> Fault:

@@ -185,11 +185,11 @@ class ServedStepper:
             event, overflows = self.source.next(), False
             if isinstance(event, Push):
                 if event.counts:
-                    brought = self.contributions.of(event.work)
-                    if overflows := self._overflows(brought):
-                        brought = replace(brought, is_finite=None)
-                    self.server.keep(event.work, brought.gradient, overflows)
-                    window.add(brought, self._samples(event.work.leaf))
+                    contribution = self.contributions.of(event.work)
+                    if overflows := self._overflows(contribution):
+                        contribution = replace(contribution, is_finite=None)
+                    self.server.keep(event.work, contribution.gradient, overflows)
+                    window.add(contribution, self._samples(event.work.leaf))
                 if event.update is not None:
                     begun = queue.mark()
                     self._update(event.update, step, learning_rate, momentum, window)
@@ -229,12 +229,12 @@ class ServedStepper:
         if window.is_finite:
             self.server.apply(update, weigh, step, rate, momentum)
 
-    def _overflows(self, brought: Contribution) -> bool:
+    def _overflows(self, contribution: Contribution) -> bool:
         if not self.server.applier.scale.is_on:
             return False
-        is_finite = brought.is_finite
+        is_finite = contribution.is_finite
         if is_finite is None:
-            is_finite = are_finite(self.server.named, brought.gradient.tensors.items())
+            is_finite = are_finite(self.server.named, contribution.gradient.tensors.items())
         return not bool(is_finite[:-1].all())  # the last is for the norm
 
     def _samples(self, leaf: Leaf) -> int:
@@ -299,21 +299,21 @@ class _Window:
         self.gradients_are_finite = torch.ones(parameters, dtype=torch.bool, device=counts.device)
         self.norm = counts.new_zeros(())
 
-    def add(self, brought: Contribution, samples: int) -> None:
-        self.loss = self.loss + brought.gradient.tail[0]
-        self.counts = self.counts + brought.counts
-        if brought.is_finite is not None:
-            is_finite = brought.is_finite.to(self.counts.device)
+    def add(self, contribution: Contribution, samples: int) -> None:
+        self.loss = self.loss + contribution.gradient.tail[0]
+        self.counts = self.counts + contribution.counts
+        if contribution.is_finite is not None:
+            is_finite = contribution.is_finite.to(self.counts.device)
             self.gradients_are_finite = self.gradients_are_finite & is_finite[:-1]
             self.norm = torch.where(is_finite[-1], self.norm, torch.inf)
         self.samples += samples
-        count, seconds = self.by_rank.get(brought.rank, (0, 0.0))
-        took_s = brought.data_s + brought.compute_s
-        self.by_rank[brought.rank] = count + 1, seconds + took_s
-        if brought.is_own:
+        count, seconds = self.by_rank.get(contribution.rank, (0, 0.0))
+        took_s = contribution.data_s + contribution.compute_s
+        self.by_rank[contribution.rank] = count + 1, seconds + took_s
+        if contribution.is_own:
             self.micro_batches += 1
-            self.data_s += brought.data_s
-            self.compute_s += brought.compute_s
+            self.data_s += contribution.data_s
+            self.compute_s += contribution.compute_s
 
     def take(self, finite: Tensor, norm: Tensor) -> None:
         self.gradients_are_finite = self.gradients_are_finite & finite

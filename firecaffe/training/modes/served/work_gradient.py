@@ -64,7 +64,7 @@ def set_loss_scale(forward: Forward, version: Mapping[str, Tensor]) -> None:
 
 class Contributions(Protocol):
     def of(self, work: Work) -> Contribution:
-        """Return the contribution of a work that was just brought, and counts."""
+        """Return the contribution of a work that has just arrived and is not dropped."""
 
 
 def compute(

@@ -62,8 +62,8 @@ def pushed(coder: Coder, gradients: dict[str, Tensor]) -> tuple[dict[str, Tensor
     lane = OneWay()
     learner, server = messages_of(coder, lane), messages_of(coder, lane)
     tail, counts = FORWARD.empty_tail(), FORWARD.zero_counts()
-    brought = Contribution(Gradient(gradients, tail), counts, 0.5, 0.25)
-    learner.send_contribution(3, brought, asks_to_stop=True)
+    contribution = Contribution(Gradient(gradients, tail), counts, 0.5, 0.25)
+    learner.send_contribution(3, contribution, asks_to_stop=True)
     found, asks = server.receive_contribution()
     assert asks
     assert (found.data_s, found.compute_s) == (0.5, 0.25)

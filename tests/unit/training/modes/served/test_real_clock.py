@@ -143,7 +143,7 @@ def test_who_comes_too_late_is_there_to_be_told_the_end() -> None:
     for _ in range(2):
         clock.drain_arrivals()
     assert list(clock.learners) == [2, 3]
-    assert [each.number for each in clock.everybody] == [0, 1, 2, 3]
+    assert [each.number for each in clock.all_learners] == [0, 1, 2, 3]
     assert clock.row["lost_ranks"] == {"0": "gone"}
 
 

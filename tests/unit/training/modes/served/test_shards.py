@@ -117,9 +117,11 @@ class Served:
         return self.events[-1]
 
     def of(self, work: Work) -> Contribution:
-        brought = self._contributions.of(work)
-        self.gradients[work] = {name: g.clone() for name, g in brought.gradient.tensors.items()}
-        return brought
+        contribution = self._contributions.of(work)
+        self.gradients[work] = {
+            name: g.clone() for name, g in contribution.gradient.tensors.items()
+        }
+        return contribution
 
 
 class Owners:
