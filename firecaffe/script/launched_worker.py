@@ -2,10 +2,14 @@
 
 import os
 import pickle
+import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # torch, interrupted while it is loaded, would have a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import torch
 
@@ -20,6 +24,7 @@ INTERRUPTED = 130
 
 
 def main(folder: Path) -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     caller: Caller = pickle.loads((folder / CALLER).read_bytes())
     sys.path[:], sys.argv[:] = caller.path, caller.argv
     torch.set_default_dtype(caller.dtype)

@@ -4,6 +4,7 @@ A script is typed once, and launches as often as there is something to see.
 """
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -213,6 +214,17 @@ def test_ctrl_c_leaves_no_worker(tmp_path: Path) -> None:
         _, errors = process.communicate()
         assert errors.splitlines()[-1].startswith("firecaffe: ended by SIGINT")
         assert not any(worker.is_running() for worker in workers)
+
+
+def test_ctrl_c_while_a_worker_loads_torch_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    command = [sys.executable, "-m", "firecaffe.script.launched_worker", str(tmp_path)]
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, timeout=TIMEOUT_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
 @pytest.mark.slow
