@@ -8,14 +8,14 @@ from pathlib import Path
 OF_LAUNCHERS = ("FIRECAFFE_LAUNCHED", "TORCHELASTIC_RUN_ID")
 """Environment variables of launchers that restart ranks: `firecaffe.launch` and torchrun."""
 
-_typed = [False]
-"""Whether this process runs a command. All threads share it: the watch reports faults too."""
+_typed = [""]
+"""The command that this process runs, if any. All threads share it: the watch reports faults."""
 
 
 @contextmanager
-def command_wording() -> Iterator[None]:
+def command_wording(command: str = "train") -> Iterator[None]:
     """Word advice in the block for a command; outside such a block, it is worded for a script."""
-    before, _typed[0] = _typed[0], True
+    before, _typed[0] = _typed[0], command
     try:
         yield
     finally:
@@ -32,7 +32,7 @@ def resume_option(folder: str | Path = "") -> str:
 def restart_hint() -> str:
     """Return the advice of automatic restarts; empty for a script that no launcher restarts."""
     if _typed[0]:
-        return ", or let --max-restarts do so"
+        return ", or let --max-restarts do so" * (_typed[0] == "train")
     has_launcher = any(name in os.environ for name in OF_LAUNCHERS)
     return ", or let max_restarts do so" if has_launcher else ""
 

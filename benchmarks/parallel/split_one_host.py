@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.kit import raw_lines
 from benchmarks.kit.made_up_images import EVALUATED
 from firecaffe import DataConfig, ModelConfig, ParallelConfig, Recipe, SolverConfig, TrainConfig
-from firecaffe.api.verify_and_replay import Twin, train_twin
+from firecaffe.api.twins import Twin, train_twin
 from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.recipe_workload import workload_of_model

@@ -20,7 +20,7 @@ from torch import nn
 from benchmarks.kit import raw_lines
 from benchmarks.kit.made_up_images import EVALUATED
 from firecaffe import DataConfig, ModelConfig, Recipe, SolverConfig, TrainConfig
-from firecaffe.api.verify_and_replay import Twin, train_twin
+from firecaffe.api.twins import Twin, train_twin
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.memory import memory_bytes, on_device
 from firecaffe.planner.recipe_workload import workload_of

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.kit import raw_lines
 from benchmarks.kit.made_up_images import EVALUATED
 from firecaffe import DataConfig, ExchangeConfig, ModelConfig, Recipe, SolverConfig, TrainConfig
-from firecaffe.api.verify_and_replay import Twin, train_twin
+from firecaffe.api.twins import Twin, train_twin
 from firecaffe.planner.memory import memory_bytes
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe

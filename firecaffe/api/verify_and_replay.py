@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,69 +11,20 @@ from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import check_count, commas, path_of, refuse_beside
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.api.run_argument import folder_of, open_run
+from firecaffe.api.twins import Twin, by_workers, check_twins, folder_of_twins, train_twin
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
-from firecaffe.cluster.hosts import Hosts, check_memory
-from firecaffe.cluster.launcher import launch
 from firecaffe.cluster.world import join
 from firecaffe.errors import NotIdenticalError, RecipeError
-from firecaffe.files import write_atomically
 from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
-from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared, check_recipe
-from firecaffe.recipe.identity import to_toml
+from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.runs.run_folder import first_difference, read_run_file
-from firecaffe.training.checks import preflight
 from firecaffe.training.load import check_named
 from firecaffe.training.verification import Verified, verify_run
 from firecaffe.training.verification import replay as replay_run
 from firecaffe.value_checks import MAX_STEPS
-
-
-@dataclass(frozen=True)
-class Twin:
-    """One of the trainings that are compared."""
-
-    name: str
-    """The user's text: a number of workers, or a layout."""
-    workers: int
-    recipe: CheckedRecipe
-
-
-def by_workers(recipe: CheckedRecipe, counts: Iterable[int]) -> list[Twin]:
-    return [Twin(str(count), count, recipe) for count in counts]
-
-
-def check_twins(twins: Iterable[Twin]) -> None:
-    """Check twins. Raises: RecipeError for a mode with a server, whose results depend on events;
-    what `preflight` raises. The recipe's run.folder is ignored, because each twin gets its own.
-    """
-    for twin in twins:
-        recipe = twin.recipe
-        if recipe.synchrony.is_served:
-            raise RecipeError(
-                f"synchrony.mode {recipe.synchrony.mode} gives other results on other numbers of "
-                "workers, which cannot be compared; train it, and firecaffe replay RUN computes it "
-                "anew"
-            )
-        bare = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, folder=""))
-        preflight(bare, twin.workers)
-        check_memory(twin.workers)
-
-
-def train_twin(twin: Twin, parent: Path, digests: bool = False) -> Path:
-    """Train a twin on local workers; return the run's folder below `parent`."""
-    name, recipe = twin.name, twin.recipe
-    if name.isdigit():
-        name += f"-worker{'s' if twin.workers > 1 else ''}"
-    folder, path = parent / name, parent / f"{name}.toml"
-    run = dataclasses.replace(recipe.run, folder=str(folder), digests=digests, tensorboard=False)
-    of_run = dataclasses.replace(recipe, run=run)
-    write_atomically(path, to_toml(of_run))
-    launch(["train", str(path)], Hosts(twin.workers), for_ranks=Prepared(of_run))
-    return folder
-
 
 SCHEMES: dict[str, Any] = {"model": "none", "trick": ONE_WEIRD_TRICK}
 """`ParallelConfig.scheme` of the layouts in which several workers share a model."""
@@ -261,8 +211,8 @@ def verify(
     numbers = "1,2" if nproc_per_node is None else commas("nproc_per_node", nproc_per_node)
     twins = layouts_of(named, checked) if named else by_workers(checked, _numbers(numbers))
     check_twins(twins)
-    with tempfile.TemporaryDirectory(prefix="firecaffe-verify-") as folder:
-        runs = {twin.name: train_twin(twin, Path(folder), digests=True) for twin in twins}
+    with folder_of_twins("verify") as folder:
+        runs = {twin.name: train_twin(twin, folder, digests=True) for twin in twins}
         return _compare(runs, steps, "layouts" if named else "workers")
 
 

@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None, loaded: Loaded = lambda: None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     replace_unencodable()
     goes_on = "RANK" in os.environ or not RUN_TO_END.isdisjoint(argv[:1])
-    with outputs_kept(goes_on), command_wording():
+    with outputs_kept(goes_on), command_wording(argv[0] if argv else HELP[0]):
         return _ended(argv, loaded)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +143,7 @@ def main_demo(argv: list[str]) -> int:
     import torch
 
     from firecaffe.api.comparison import Compared
-    from firecaffe.api.verify_and_replay import by_workers, check_twins, train_twin
+    from firecaffe.api.twins import by_workers, check_twins, folder_of_twins, train_twin
     from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.runs.environment import cpu_name
@@ -155,13 +154,13 @@ def main_demo(argv: list[str]) -> int:
     counts = (1, max(2, min(MAX_WORKERS, _cores())))
     twins = by_workers(recipe, counts)
     check_twins(twins)
-    with tempfile.TemporaryDirectory(prefix="firecaffe-demo-") as parent:
+    with folder_of_twins("demo") as parent:
         runs = []
         for twin in twins:
             print(
                 f"\ntraining on {twin.name} worker{'s' if twin.workers > 1 else ''} …", flush=True
             )
-            runs.append(read_run(train_twin(twin, Path(parent))))
+            runs.append(read_run(train_twin(twin, parent)))
         show(Compared(runs))
         print(f"data: {runs[0].result['data']}")
         print(

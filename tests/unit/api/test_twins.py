@@ -1,12 +1,22 @@
-"""The layouts that `verify --layouts` compares, as recipes."""
+"""The layouts that `verify --layouts` compares, as recipes, and how its trainings end."""
 
 import dataclasses
+import os
+import signal
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from firecaffe import ExchangeConfig, ParallelConfig, Recipe
+from firecaffe.api import twins
+from firecaffe.api.twins import Twin, folder_of_twins, train_twin
 from firecaffe.api.verify_and_replay import layouts_of
-from firecaffe.errors import RecipeError
+from firecaffe.cluster.launcher import RankFailedError, Settle
+from firecaffe.errors import PreemptedError, RecipeError
+from firecaffe.faults import Fault
+from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.resume_advice import command_wording
 
 STAGED = Recipe(parallel=ParallelConfig(2, stages=["a", "b", "c"]))
 SHARDED = Recipe(exchange=ExchangeConfig(update_at="shards"))
@@ -80,3 +90,30 @@ def test_stages_whose_layers_are_split_have_equally_many_parts() -> None:
 def test_layouts_that_are_none(text: str, recipe: Recipe, line: str) -> None:
     with pytest.raises(RecipeError, match=line):
         layouts_of(text, recipe)
+
+
+def test_a_signal_leaves_no_folder_and_no_advice_to_resume_it() -> None:
+    def asked_here(_: Path) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def asked_of_the_ranks(folder: Path) -> None:
+        raise PreemptedError(f"resume with --resume {folder}")
+
+    for stop in (asked_here, asked_of_the_ranks):
+        with pytest.raises(PreemptedError) as error, folder_of_twins("verify") as folder:
+            stop(folder)
+        assert not folder.exists()
+        assert "resume" not in str(error.value)
+
+
+def test_a_lost_rank_of_a_twin_has_nothing_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(_: object, __: object, settle: Settle, **___: object) -> NoReturn:
+        (tmp_path / "1-worker/checkpoints/step-00000003").mkdir(parents=True)
+        fault = Fault("killed", 0, "here", 4, "its launcher", "SIGKILL")
+        raise RankFailedError(settle(tmp_path / "1-worker", fault, "the run ended").line, 10)
+
+    monkeypatch.setattr(twins, "launch", lose)
+    with command_wording("verify"), pytest.raises(RankFailedError, match=r"start it again$"):
+        train_twin(Twin("1", 1, check_recipe(Recipe())), tmp_path)
