@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 from torch import nn
 
 from firecaffe.cluster.world import World
@@ -43,6 +42,7 @@ from firecaffe.training.fcz_description import describe, tensors_of
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import counts_of, task_for
 from firecaffe.training.load import Trained, find_weights, load_run, run_of
+from firecaffe.training.tensor_file import save_tensors
 from firecaffe.training.trial import Trial, run_trials
 
 LOW_RANK_FILE = "0-low_rank.safetensors"
@@ -89,7 +89,7 @@ def write_start(network: nn.Module, ranks: Mapping[str, int], folder: Path) -> s
     weights = low_rank_weights(network.state_dict(), ranks)
     path = folder / LOW_RANK_FILE
     with atomic_replace(path) as aside:
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, aside)
+        save_tensors({name: tensor.contiguous() for name, tensor in weights.items()}, aside)
     return str(path)
 
 

@@ -25,8 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypedDict
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError, UnfitCheckpointError
@@ -43,7 +41,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.schema import Count, checked, read_file
 from firecaffe.solvers.rate_policy import LENGTH_DEPENDENT
 from firecaffe.synchrony.rounds import Rounds
-from firecaffe.training.tensor_file import InMemory, Stored, TensorFile
+from firecaffe.training.tensor_file import InMemory, Stored, TensorFile, save_tensors
 from firecaffe.user_code import wherever
 
 FILE_NAME = r"[\w.-]{1,200}"
@@ -102,7 +100,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             k: t if t.device.type == "cpu" and _is_whole(t) else t.cpu().contiguous().clone()
             for k, t in checkpoint.tensors.items()
         }
-        save_file(tensors, aside / STATE)
+        save_tensors(tensors, aside / STATE)
         meta = {
             "step": checkpoint.step,
             "identity": checkpoint.identity,
@@ -129,7 +127,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         shutil.rmtree(before, ignore_errors=True)
         sync_folder(folder)
         write_atomically(folder / LATEST, name + "\n")
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointError(f"checkpoint of step {checkpoint.step} not saved: {error}") from error
     return final

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -24,6 +24,7 @@ from firecaffe.files import atomic_replace, replace_together
 from firecaffe.models.extra_state import release_extra_state
 from firecaffe.resume_advice import option
 from firecaffe.tasks.outputs import prediction_of
+from firecaffe.training.tensor_file import save_tensors
 
 # An output may differ by ABSOLUTE times the largest, plus RELATIVE times itself: other kernels add
 # in another order.
@@ -64,7 +65,7 @@ def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) ->
         if isinstance(tensor, Tensor)
     }
     with atomic_replace(path) as aside:
-        save_file(weights, aside, metadata={"format": "pt"})
+        save_tensors(weights, aside, {"format": "pt"})
         read = load_file(aside)
         same = read.keys() == weights.keys() and all(
             torch.equal(read[name].view(torch.uint8), weight.view(torch.uint8))
@@ -121,7 +122,9 @@ def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> Exp
             program = torch.export.export(
                 predicting, (inputs,), dynamic_shapes={"inputs": {0: torch.export.Dim(BATCH)}}
             )
-            torch.export.save(program, aside)
+            written = io.BytesIO()  # torch aborts the process if a disk is full
+            torch.export.save(program, written)
+            aside.write_bytes(written.getbuffer())
         loaded = torch.export.load(aside).module()
         most = _compare(predicting, loaded, inputs, path, "torch.export.load")
     return ExportedFile(path, most)

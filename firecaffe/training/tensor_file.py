@@ -7,6 +7,8 @@ Source: https://github.com/huggingface/safetensors#format
 """
 
 import json
+import os
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
@@ -15,11 +17,26 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from firecaffe.errors import CheckpointError
 from firecaffe.files import create_empty, open_regular
 from firecaffe.transport.collect import Whole
+
+
+def save_tensors(
+    tensors: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Write tensors that are all in memory. Raises OSError, also where the library has its own."""
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        if number is None:
+            raise
+        code = int(number[1])
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 class Stored(Mapping[str, Tensor]):

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,30 @@ def test_a_run_on_a_disk_that_fills_up(small_disk: Path, tmp_path: Path) -> None
     for where, words in ((whole, []), (resumed, ["--resume", str(folder)])):
         python(*command(recipe, where, 1, *WORDS, *words)[1:]).check_returncode()
     assert state_of(whole) == state_of(resumed)
+
+
+EXPORTS = """
+import sys
+from pathlib import Path
+import torch
+from firecaffe.training.export_file import FORMATS
+network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 500))
+for name in ("safetensors", "torch_export"):
+    try:
+        FORMATS[name].write(network, torch.zeros(2, 1, 28, 28), Path(sys.argv[1], name))
+    except OSError as error:
+        print(error.errno, Path(error.filename).name)
+"""
+
+
+def test_an_export_to_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    (small_disk / "filled").write_bytes(bytes(int(2.5 * CHECKPOINT_BYTES)))
+    script = tmp_path / "exports.py"
+    script.write_text(EXPORTS)
+    done = python(script, small_disk)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [f"{ENOSPC} safetensors", f"{ENOSPC} torch_export"]
+    assert [path.name for path in small_disk.iterdir()] == ["filled"]
 
 
 def test_rows_wait_until_there_is_room_again(small_disk: Path) -> None:
