@@ -13,7 +13,7 @@ import torch
 from PIL import UnidentifiedImageError
 from torch import Tensor, nn
 
-from firecaffe.data import Data, DataConfig, Dataset, eval_batches, is_images, num_classes
+from firecaffe.data import Data, DataConfig, Dataset, eval_batches, num_classes
 from firecaffe.data.augment import center_crop, middle, normalize
 from firecaffe.data.caffe_source import image_reader
 from firecaffe.data.dataset import BrokenSampleError
@@ -377,7 +377,8 @@ def labels_of_run(about: About, data: Data, config: DataConfig) -> Tensor | None
             f"{where}: the run does not know {_listed(unknown)}; its "
             f"{len(known)} classes are {_listed(known)}"
         )
-    if not is_images(data.test):
+    _, targets = data.test.batch(torch.tensor([0]))
+    if not isinstance(targets, Tensor) or targets.ndim != 1 or targets.is_floating_point():
         raise DataError(
             f"{where}: the classes are {_listed(names)}, the run's {_listed(known)}; "
             "expected them in the same order, as the targets are not one class for each sample"

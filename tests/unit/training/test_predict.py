@@ -285,3 +285,45 @@ def test_a_damaged_test_image_is_named_and_has_no_row(
     for ranks in (1, 2):
         evaluated = firecaffe.evaluate(result.folder, nproc_per_node=ranks, **trusted)
         assert ["002.jpg" in note for note in evaluated.notes] == [True], ranks
+
+
+NAMED = """
+from torch import eye, nn
+from torch.utils.data import Dataset
+
+class Vectors(Dataset):
+    def __init__(self, classes):
+        self.classes = list(classes)
+
+    def __len__(self):
+        return len(self.classes)
+
+    def __getitem__(self, index):
+        return eye(3)["abc".index(self.classes[index])], index
+
+def data(classes):
+    return Vectors(classes), Vectors(classes)
+
+def net():
+    return nn.Linear(3, 3)
+"""
+
+
+def test_classes_of_samples_that_are_no_images_are_matched_by_name(tmp_path: Path) -> None:
+    own = tmp_path / "named_vectors.py"
+    own.write_text(NAMED)
+    recipe = recipe_in(
+        tmp_path / "run",
+        model={"name": f"{own}:net"},
+        data={"name": f"{own}:data", "args": {"classes": "abc"}},
+        train={"global_batch_size": 2, "micro_batch_size": 2, "steps": 2},
+    )
+    run = firecaffe.train(recipe).folder
+    losses = [
+        firecaffe.evaluate(
+            run, replace={"data.args": {"classes": classes}}, trust_code=True
+        ).evaluation.loss
+        for classes in ("abc", "bca", "a", "b", "c")
+    ]
+    assert losses[1] == pytest.approx(losses[0])
+    assert sum(losses[2:]) / 3 == pytest.approx(losses[0])
