@@ -92,7 +92,7 @@ def _accuracy(rows: Sequence[GroupRow], alone: str, band: float) -> Item:
         elif difference is None or gain is None:
             if row is not rows[0]:
                 doubts.append(f"{name} has nothing to be compared with")
-        elif gain.verdict != EQUIVALENT and gain.low < -band - ROUNDING:
+        elif gain.verdict != EQUIVALENT and not gain.low >= -band - ROUNDING:  # nor if it is NaN
             alone_value = replace(difference, low=-inf, high=inf)
             doubts.append(f"{name} {of_difference(alone_value, measure)}: {difference.verdict}")
     return Item("the same accuracy", not doubts and not alone, alone or "; ".join(doubts) or points)

@@ -11,7 +11,7 @@ Bonferroni); Hedges 1981 (the effect's correction for few samples).
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import copysign, exp, gamma, inf, log, nan, sqrt
+from math import copysign, exp, gamma, inf, isnan, log, nan, sqrt
 from statistics import fmean, stdev
 
 import numpy as np
@@ -86,7 +86,8 @@ def mean_of(values: Sequence[float], tests: int = 1) -> Mean:
         from scipy.stats import t  # takes a second, and most importers compare nothing
 
         quantile = float(t.ppf(1 - (1 - CONFIDENCE) / 2 / tests, len(values) - 1))
-        half = quantile * stdev(values) / sqrt(len(values))
+        spread = nan if any(map(isnan, values)) else stdev(values)  # which raises at NaN
+        half = quantile * spread / sqrt(len(values))
     return Mean(fmean(values), half, len(values), tuple(sorted(values)))
 
 
@@ -109,6 +110,8 @@ def _difference(
     first: Sequence[float], second: Sequence[float], band: float, tests: int
 ) -> Difference:
     value = fmean(second) - fmean(first)
+    if isnan(value):
+        return Difference(value, -inf, inf, 1.0, nan, UNDECIDED, None)
     if min(len(first), len(second)) < FEWEST:
         enough = _runs_for(band, value, first, second, tests)
         more = _more(enough, first, second)

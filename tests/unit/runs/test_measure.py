@@ -15,6 +15,7 @@ from firecaffe.runs.curves import curves_of, time_to
 from firecaffe.runs.measure import Measure, failure, has_learned, measure_of
 from firecaffe.runs.run_table import TableRun, other_work, read_run
 from firecaffe.runs.seed_groups import band_of, group_rows, group_runs
+from firecaffe.runs.statistics import UNDECIDED
 from tests.kit.compared_runs import over_seeds, plant, planted, printed, train, with_metrics
 
 NUMBERS = {
@@ -45,6 +46,23 @@ def test_another_metric_is_shown_in_its_words_and_not_compared(tmp_path: Path) -
     rows = group_rows(group_runs([run, older]))
     assert rows[1].against is None
     assert "top-1" not in printed(render_groups(rows, [], {}, None))
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize("errors", [(2.0, None), (None, 2.0), (None, None)])
+def test_what_is_no_number_is_not_as_good(tmp_path: Path, errors: Any, seeds: int) -> None:
+    """A result has null for NaN."""
+    first, second = ([error and error + 0.01 * seed for seed in range(seeds)] for error in errors)
+    runs = [
+        *of_error(tmp_path / "a", first),
+        *of_error(tmp_path / "b", second, recipe__solver__base_lr=0.5),
+    ]
+    groups = group_runs(runs)
+    rows = group_rows(groups)
+    assert rows[1].against is not None
+    assert (rows[1].against.verdict, rows[1].against.more) == (UNDECIDED, None)
+    items = {item.what: item for item in checklist(groups, rows)}
+    assert not items["the same accuracy"].is_met
 
 
 @pytest.mark.parametrize(
