@@ -201,10 +201,12 @@ def _checkpoint(where: Path, best: bool) -> tuple[Checkpoint, list[str]]:
         raise RecipeError(f"{where}: is one checkpoint; best is asked of a run's folder")
     folder = where / "checkpoints" if (where / "checkpoints").is_dir() else where
     if not (folder / BEST).is_file():
-        kept = load_newest(folder)[0].numbers.get("best", {}).get("checkpoint")
-        advice = f"the best is {kept}, of the run that it has resumed"
-        if not kept:
-            advice = "train with checkpoint.best = true and train.eval_every"
+        known = load_newest(folder)[0].numbers.get("best", {})
+        advice = "train with checkpoint.best = true and train.eval_every"
+        if known.get("checkpoint"):
+            advice = f"the best is {known['checkpoint']}, of the run that it has resumed"
+        elif known and known.get("value") is None:
+            advice = f"{known['metric']} was no number in any evaluation"
         raise CheckpointError(f"{where}: has no best checkpoint; {advice}")
     return load_newest(folder / BEST)
 

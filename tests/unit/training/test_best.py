@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,17 @@ def test_the_best_checkpoint_stays_beside_the_newest(tmp_path: Path) -> None:
     last = fit_images(tmp_path / "last", steps=3, eval_every=0)
     assert last.best is not None
     assert last.best["step"] == load_newest(tmp_path / "last" / "checkpoints" / "best")[0].step == 3
+
+
+def test_a_metric_that_is_no_number_has_no_best(tmp_path: Path) -> None:
+    words = f"{SMALL} {KEPT} checkpoint.best=True"
+    recipe = recipe_in(tmp_path / "run", words, train={"steps": 2, "eval_every": 1})
+    count = firecaffe.Sums(lambda outputs, labels: outputs.sum() * nan, higher_is_better=True)
+    task = firecaffe.Task(torch.nn.functional.cross_entropy, {"share": count})
+    result = firecaffe.train(recipe, linear, images(40, 0), images(30, 1), task=task)
+    assert result.best is None
+    with pytest.raises(CheckpointError, match="share"):
+        firecaffe.load(result.folder, linear, best=True)
 
 
 def test_it_stops_once_nothing_gets_better_and_counts_on(tmp_path: Path, capsys: Capture) -> None:
