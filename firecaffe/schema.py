@@ -48,13 +48,34 @@ def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is no number of JSON's")
 
 
+MAX_BITS = 64
+"""Most bits of a whole number: Python cannot print those of many, nor make them floats."""
+
+MANY_PARTS = re.compile(
+    r"""(?:(?:(?<![\w-])[\w-]++|(?<!\\)"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){64}"""
+)
+"""A key of tables in tables, for which tomllib takes time and memory by the square of its parts."""
+
+
 def parse_toml(data: bytes) -> Any:
     """Parse TOML. Raises ValueError, RecursionError."""
+    text = data.decode("utf-8", errors="surrogateescape")  # a path in it may not be UTF-8
+    if MANY_PARTS.search(text):
+        raise ValueError("nested too deep")
     try:
-        # A path in it may not be UTF-8.
-        return tomllib.loads(data.decode("utf-8", errors="surrogateescape"))
+        parsed = tomllib.loads(text)
     except ValueError as error:
         raise ValueError(f"is no TOML ({error})") from error
+    _check_bits(parsed)
+    return parsed
+
+
+def _check_bits(value: Any) -> None:
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ValueError(f"a whole number of {value.bit_length():,} bits, more than {MAX_BITS}")
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_bits(part)
 
 
 def checked(words: Any, kind: type[T]) -> T:

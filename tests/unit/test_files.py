@@ -174,6 +174,24 @@ def test_a_dictionary_keeps_what_its_schema_does_not_name_and_a_dataclass_is_mad
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("a." * 20_000 + "a = 1", "nested too deep"),
+        ('[\'a\' . "\\"".' + "a . '=' ." * 50 + "a]", "nested too deep"),
+        ("a = " + "[" * 5_000, "nested too deep"),
+        ("a = 0x" + "f" * 5_000, "20,000 bits"),
+        ("a = [{ b = -1" + "0" * 20 + " }]", "67 bits"),
+    ],
+)
+def test_toml_that_costs_more_than_it_is_long_is_refused(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    (tmp_path / "a.toml").write_text(text)
+    with pytest.raises(RecipeError, match=f"a.toml: cannot be read .*{words}"):
+        read_file(tmp_path / "a.toml", dict, RecipeError, parse_toml)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
         ("", "is no JSON"),
         ("[" * 100_000, "nested too deep"),
         ("[]", "expected object, got array"),
