@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from gzip import GzipFile
 from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Self, cast
 
 MAX_BYTES = 16_000_000
 """Largest recipe, or JSON file of a run, that is read, in bytes."""
@@ -269,6 +269,32 @@ def _restored_on_error(path: Path) -> Iterator[None]:
 
 DAMAGED = (OSError, tarfile.TarError, ValueError, OverflowError, LookupError, RecursionError)
 """The errors that `tarfile` raises for a damaged file."""
+
+EXTENDED = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+MAX_HEADER_BYTES = 1 << 14
+"""Largest header of tar with a long name, of which a system takes 4,096 bytes."""
+
+
+class TarHeader(tarfile.TarInfo):
+    """A header of a tar file that may come from anyone.
+
+    Python before 3.11.10 searches an extended header by the square of its bytes (CVE-2024-6232),
+    and each Python copies what stands in a global one for each member.
+    """
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.type == tarfile.XGLTYPE:
+            header.type = b"?"  # passed over, as types that are not known
+        if header.type in EXTENDED and header.size > MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {header.size:,} bytes")
+        return header
 
 
 def limited(file: BinaryIO | GzipFile, most_bytes: int) -> BinaryIO:

@@ -16,7 +16,7 @@ from firecaffe.data.image_folder import SUFFIXES, is_hidden, is_image, kind_of, 
 from firecaffe.data.lmdb_file import FILE, LmdbFile
 from firecaffe.data.pack_images import MAX_CLASSES, Part, Source
 from firecaffe.errors import DataError
-from firecaffe.files import DAMAGED, limited, open_regular
+from firecaffe.files import DAMAGED, TarHeader, limited, open_regular
 
 LABEL = ".cls"
 MAX_LABEL_BYTES = 64
@@ -121,7 +121,8 @@ def _listed(file: Path, unread: Counter[str]) -> tuple[list[_Member], list[_Memb
     try:
         with open_regular(file) as opened:
             file_bytes = os.fstat(opened.fileno()).st_size
-            archive = tarfile.open(fileobj=limited(opened, file_bytes), mode="r:")  # noqa: SIM115
+            whole = limited(opened, file_bytes)
+            archive = tarfile.open(fileobj=whole, mode="r:", tarinfo=TarHeader)  # noqa: SIM115
             for entry in archive:
                 path = PurePosixPath(entry.name)
                 if not entry.isfile() or any(map(is_hidden, path.parts)):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from firecaffe.data.dataset import TensorDataset
 from firecaffe.errors import DataError
-from firecaffe.files import DAMAGED, limited, open_regular
+from firecaffe.files import DAMAGED, TarHeader, limited, open_regular
 
 FEW_BYTES, MAX_RATIO = 1 << 25, 64
 """Limits of a file's content against gzip bombs: in bytes, and per byte of the file."""
@@ -201,7 +201,9 @@ def _read_archive(path: Path, file_bytes: int) -> dict[str, bytes]:
         with (
             open_regular(path) as zipped,
             gzip.open(zipped, "rb") as content,
-            tarfile.open(fileobj=(unzipped := limited(content, most_bytes)), mode="r|") as archive,
+            tarfile.open(
+                fileobj=(unzipped := limited(content, most_bytes)), mode="r|", tarinfo=TarHeader
+            ) as archive,
         ):
             for member in archive:
                 name = PurePosixPath(member.name).name

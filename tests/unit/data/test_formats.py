@@ -224,6 +224,12 @@ def test_a_member_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
         open_cifar10(path, RECORDS)
 
 
+def long_header() -> bytes:
+    header = tarfile.TarInfo("name")
+    header.type, header.size = tarfile.XHDTYPE, 1 << 15
+    return header.tobuf() + b"%d a=" % header.size + b"0" * (header.size - 9) + b"\n"
+
+
 @pytest.mark.parametrize(
     ("damage", "part"),
     [
@@ -236,6 +242,7 @@ def test_a_member_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
         (lambda whole: b"hello" * 1000, "not a whole"),
         (lambda whole: gzip.compress(b"hello" * 1000), "not a whole"),
         (lambda whole: gzip.compress(gzip.decompress(whole) + bytes(BESIDE_BYTES)), "longer than"),
+        (lambda whole: gzip.compress(long_header() + gzip.decompress(whole)), "header of 32,768"),
     ],
 )
 def test_a_damaged_archive(tmp_path: Path, damage: Callable[[bytes], bytes], part: str) -> None:

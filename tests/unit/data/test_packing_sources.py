@@ -191,6 +191,21 @@ def test_tar_files_that_lie_of_a_member(tmp_path: Path) -> None:
         open_source(path)
 
 
+def test_headers_of_tar_that_cost_more_than_they_are_long(tmp_path: Path) -> None:
+    """They are searched by the square of their bytes, or copied for each member."""
+    path = tmp_path / "set.tar"
+    write_tar(path, {"a/0.jpg": photo(0), "b/1.jpg": photo(1)})
+    whole = path.read_bytes()
+    name = tarfile.TarInfo("name")
+    name.type, name.size = tarfile.XHDTYPE, 1 << 15
+    path.write_bytes(name.tobuf() + b"%d a=" % name.size + b"0" * (name.size - 9) + b"\n" + whole)
+    with pytest.raises(DataError, match="a header of 32,768 bytes"):
+        open_source(path)
+    name.type, name.size = tarfile.XGLTYPE, 1 << 15
+    path.write_bytes(name.tobuf() + b"12 path=c/d\n".ljust(name.size, b"\0") + whole)
+    assert open_source(path).parts["train"].names == ["set.tar:a/0.jpg", "set.tar:b/1.jpg"]
+
+
 def test_what_cannot_be_packed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no such file or folder"):
         open_source(tmp_path / "nowhere")
