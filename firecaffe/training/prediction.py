@@ -154,9 +154,10 @@ def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, 
     Several are named by the file and their number. Raises: DataError if the file cannot be read, or
     has another shape or type.
     """
+    content = io.BytesIO(read_image_file(path))
     try:
-        array = np.load(io.BytesIO(read_image_file(path)), allow_pickle=False)
-    except (ValueError, EOFError, OSError, MemoryError) as error:  # e.g. a shape beyond the file
+        array = np.lib.format.read_array(content, allow_pickle=False)
+    except Exception as error:  # of any kind, since the bytes may be anything
         said = " ".join(str(error).split())
         raise DataError(f"{path}: is no array that is read ({said:.80})") from error
     expected = "uint8" if about.sample_CHW else about.input_dtype

@@ -207,13 +207,20 @@ def test_arrays_are_as_the_data_set_gives_them(own: Path, tmp_path: Path, capsys
 
     np.save(tmp_path / "bytes.npy", np.zeros((3, 4, 4), np.uint8))
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
-    (tmp_path / "text.npy").write_text("no array")
+    np.savez(tmp_path / "several.npz", samples)
+    (tmp_path / "several.npz").rename(tmp_path / "several.npy")
+    shapes = {"long": "(99999999999999999999,)", "true": "(True,)", "open": "(1L,(", "text": ""}
+    for name, shape in shapes.items():
+        claim = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n"
+        start = b"\x93NUMPY\1\0" + len(claim).to_bytes(2, "little")
+        (tmp_path / f"{name}.npy").write_bytes(start + claim.encode())
     with (tmp_path / "huge.npy").open("wb") as file:  # of which nothing follows
         header = {"descr": "<f4", "fortran_order": False, "shape": (2**50, 3, 4, 4)}
         np.lib.format.write_array_header_1_0(file, header)
     refused(capsys, 3, "bytes.npy: is of uint8; expected", folder, tmp_path / "bytes.npy")
-    for name in ("objects.npy", "text.npy", "huge.npy"):
-        refused(capsys, 3, f"{name}: is no array that is read", folder, tmp_path / name)
+    for name in ("objects", "several", "huge", *shapes):
+        said = f"{name}.npy: is no array that is read"
+        refused(capsys, 3, said, folder, tmp_path / f"{name}.npy")
     Image.new("RGB", (4, 4)).save(tmp_path / "image.png")
     said = "an input of the run (3x4x4)"
     refused(capsys, RecipeError.exit_code, said, folder, tmp_path / "image.png")
