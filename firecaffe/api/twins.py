@@ -1,4 +1,4 @@
-"""Trainings of one recipe that should end alike, in folders that are removed with their end."""
+"""Trainings of one recipe that should end in the same bits, in folders that are removed."""
 
 import dataclasses
 import signal
@@ -24,10 +24,10 @@ from firecaffe.training.checks import preflight
 
 @dataclass(frozen=True)
 class Twin:
-    """One of the trainings."""
+    """One of the trainings that are compared."""
 
     name: str
-    """As the user has said it: a number of workers, or a layout."""
+    """The user's text: a number of workers, or a layout."""
     workers: int
     recipe: CheckedRecipe
 
@@ -37,8 +37,8 @@ def by_workers(recipe: CheckedRecipe, counts: Iterable[int]) -> list[Twin]:
 
 
 def check_twins(twins: Iterable[Twin]) -> None:
-    """Raises: what `preflight` raises for one of them; RecipeError if the bits are those of events.
-    Twins have folders of their own.
+    """Check twins. Raises: RecipeError for a mode with a server, whose results depend on events;
+    what `preflight` raises. The recipe's run.folder is ignored, because each twin gets its own.
     """
     for twin in twins:
         recipe = twin.recipe
@@ -73,7 +73,7 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def train_twin(twin: Twin, parent: Path, digests: bool = False) -> Path:
-    """Trains it on local workers; returns the run's folder below `parent`."""
+    """Train a twin on local workers; return the run's folder below `parent`."""
     name, recipe = twin.name, twin.recipe
     if name.isdigit():
         name += f"-worker{'s' if twin.workers > 1 else ''}"
