@@ -18,6 +18,7 @@ from torch import Tensor
 from firecaffe.caffe.message import Message
 from firecaffe.data.augment import STREAMS
 from firecaffe.data.caffe_records import COLOR, GRAY, NATIVE, Pixels
+from firecaffe.data.dataset import shape_text
 from firecaffe.data.hash import hash64, upper_bits
 from firecaffe.errors import DataError
 
@@ -104,8 +105,8 @@ class Transformer:
             )
         if mean is not None and mean.shape != image_CHW.shape:
             raise DataError(
-                f"is {_by(image_CHW.shape)}, and the mean of {self.transform.mean_file} "
-                f"{_by(mean.shape)}; expected the same"
+                f"is {shape_text(image_CHW.shape)}, and the mean of {self.transform.mean_file} "
+                f"{shape_text(mean.shape)}; expected the same"
             )
         if len(self.mean_C11) not in (0, 1, channels):
             raise DataError(
@@ -132,10 +133,6 @@ class Transformer:
             to_CHW[...] = image_CHW[cut]
         if self.scale != 1:
             to_CHW *= self.scale
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,11 @@ def named_leaves(batch: Batch) -> list[tuple[str, Any]]:
     ]
 
 
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape as "3 x 28 x 28"."""
+    return " x ".join(map(str, shape)) or "one number"
+
+
 def tree_text(tree: Any) -> str:
     if isinstance(tree, Mapping):
         return f"{{{', '.join(f'{key}: {tree_text(branch)}' for key, branch in tree.items())}}}"

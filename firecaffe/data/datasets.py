@@ -16,7 +16,7 @@ from firecaffe.data.batches import network_layout
 from firecaffe.data.caffe_source import open_caffe, open_caffe_test
 from firecaffe.data.chosen_samples import hold_out
 from firecaffe.data.config import IMAGE_WORDS, DataConfig
-from firecaffe.data.dataset import Dataset, is_images, layout_of, num_classes
+from firecaffe.data.dataset import Dataset, is_images, layout_of, num_classes, shape_text
 from firecaffe.data.own_data import check_own, share_limits
 from firecaffe.data.sources import Data, DataParts, TestPart, check_words
 from firecaffe.errors import DataError, RecipeError
@@ -123,7 +123,7 @@ def open_test(config: DataConfig) -> Data:
     test, notes = part
     layout = network_layout(test, config)
     if is_images(test):
-        about = f"images, {num_classes(test)} classes, {_by(test.sample_CHW)}"
+        about = f"images, {num_classes(test)} classes, {shape_text(test.sample_CHW)}"
     else:
         about = f"samples, {layout_of(test)}"
     description = f"{without_folder(config.name)}: {len(test)} test {about}"
@@ -141,7 +141,7 @@ def divide(parts: DataParts, config: DataConfig) -> Data:
         if part is not None:
             _check_alike(config.name, train, name, part)
     if is_images(train):
-        about = f"{train.num_classes} classes, {_by(train.sample_CHW)}"
+        about = f"{train.num_classes} classes, {shape_text(train.sample_CHW)}"
         what = "images"
     else:
         _check_no_image_words(config, train)
@@ -165,8 +165,8 @@ def _check_alike(source: str, train: Dataset, name: str, part: Dataset) -> None:
     if is_images(train) and is_images(part):
         if part.sample_CHW != train.sample_CHW:
             raise DataError(
-                f"{source}: training images are {_by(train.sample_CHW)}, {name} images "
-                f"{_by(part.sample_CHW)}, expected the same shape"
+                f"{source}: training images are {shape_text(train.sample_CHW)}, {name} images "
+                f"{shape_text(part.sample_CHW)}, expected the same shape"
             )
     elif is_images(train):
         raise DataError(
@@ -203,10 +203,6 @@ def _check_no_image_words(config: DataConfig, train: Dataset) -> None:
                 "settings are for a data set with sample_CHW and num_classes, as TensorDataset. "
                 "Leave it out, and transform in the data set"
             )
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def check_data(config: DataConfig) -> Data:

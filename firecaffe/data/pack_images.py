@@ -20,9 +20,8 @@ from typing import TypedDict
 import numpy as np
 import simplejpeg
 import torch
-from torch import Tensor
 
-from firecaffe.data.dataset import BrokenSampleError
+from firecaffe.data.dataset import BrokenSampleError, shape_text
 from firecaffe.data.decode import (
     DEEP_BITS,
     UPRIGHT,
@@ -266,7 +265,8 @@ class Packing:
                 image = scale(image, options.resize, options.resize)
             if image.shape != shape:
                 raise BrokenSampleError(
-                    f"{_by(image)} pixels, and others {shape[1]} x {shape[2]}; give --resize"
+                    f"{shape_text(image.shape[1:])} pixels, and others {shape_text(shape[1:])}; "
+                    "give --resize"
                 )
             self.seen.add(image.shape, is_turned=turned != UPRIGHT, is_deep=is_deep)
             return image.contiguous().numpy().tobytes()
@@ -298,10 +298,6 @@ class Packing:
         write_atomically(self.folder / LIST, packed.to_json())
         (self.folder / PACKING_FILE).unlink()
         return packed
-
-
-def _by(image: Tensor) -> str:
-    return " x ".join(map(str, image.shape[1:]))
 
 
 MAX_NAMED = 20

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from firecaffe.data import Data, DataConfig, Dataset, eval_batches, num_classes
 from firecaffe.data.augment import center_crop, middle, normalize
 from firecaffe.data.caffe_source import image_reader
-from firecaffe.data.dataset import BrokenSampleError
+from firecaffe.data.dataset import BrokenSampleError, shape_text
 from firecaffe.data.decode import FORMATS, decoded, scale
 from firecaffe.data.image_folder import (
     SUFFIXES,
@@ -140,12 +140,8 @@ def _check_shape(path: Path, sample: Tensor, about: About) -> None:
     if tuple(sample.shape) != about.input_shape:
         has_no_channel = about.input_shape[:1] == (1,) and sample.shape[1:] == about.input_shape[1:]
         hint = " (several gray ones? save array[:, None])" * has_no_channel
-        taken = f"{_by(about.input_shape)}{hint}"
-        raise DataError(f"{path}: comes to {_by(sample.shape)}; the network takes {taken}")
-
-
-def _by(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape)) or "one number"
+        taken = f"{shape_text(about.input_shape)}{hint}"
+        raise DataError(f"{path}: comes to {shape_text(sample.shape)}; the network takes {taken}")
 
 
 def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, Tensor]]:
@@ -170,11 +166,12 @@ def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, 
             "gives them to the network"
         )
     if not array.size:
-        raise DataError(f"{path}: holds no sample; its shape is {_by(array.shape)}")
+        raise DataError(f"{path}: holds no sample; its shape is {shape_text(array.shape)}")
     is_one = array.ndim == len(about.input_shape)
     if not is_one and array.ndim != len(about.input_shape) + 1:
         raise DataError(
-            f"{path}: is {_by(array.shape)}; expected {_by(about.input_shape)}, or rows of that"
+            f"{path}: is {shape_text(array.shape)}; expected {shape_text(about.input_shape)}, or "
+            "rows of that"
         )
     samples = torch.from_numpy(np.ascontiguousarray(array[None] if is_one else array))
     is_cut = config.crop or config.pad
