@@ -118,9 +118,9 @@ class TorchMetric:
         self, metric: Any, prepare: Prepare, higher: bool | None = None, share: bool | None = None
     ) -> None:
         """Copy `metric`. Raises RecipeError if its states cannot be combined batch by batch."""
-        self._metric, self._prepare = copy.deepcopy(metric), prepare
+        self.metric, self._prepare = copy.deepcopy(metric), prepare
         # All ranks have the same states. torchmetrics would add them up over the ranks.
-        self._metric.sync_on_compute = self._metric._to_sync = False
+        self.metric.sync_on_compute = self.metric._to_sync = False
         self.reductions = reductions_of(metric)
         self.higher_is_better = metric.higher_is_better if higher is None else higher
         bounds = metric.plot_lower_bound, metric.plot_upper_bound
@@ -128,7 +128,7 @@ class TorchMetric:
 
     def of_batch(self, outputs: Any, targets: Any) -> State:
         prediction, targets = self._prepare(outputs, targets)
-        metric = self._metric
+        metric = self.metric
         if isinstance(prediction, Tensor) and metric.device != prediction.device:
             metric.to(prediction.device)
         metric.reset()
@@ -144,7 +144,7 @@ class TorchMetric:
         }
 
     def value(self, state: State, samples: int) -> float:
-        metric = self._metric.to("cpu")
+        metric = self.metric.to("cpu")
         metric.reset()
         for name in self.reductions:
             if name in state:

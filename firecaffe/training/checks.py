@@ -15,6 +15,7 @@ from firecaffe.data import Batches, Dataset, Layout, check_data, is_images, netw
 from firecaffe.data.dataset import leaf_of, map_batch, tree_text
 from firecaffe.errors import OwnCodeError, RecipeError, RunError
 from firecaffe.generators import generators_kept
+from firecaffe.inventory.attributes import attributes_of, carried_over
 from firecaffe.inventory.findings import check_reduction
 from firecaffe.inventory.network_state import check_state
 from firecaffe.meta_kernels import without_compiler
@@ -34,7 +35,7 @@ from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import LOCAL
 from firecaffe.synchrony.rounds import cut_fragments
 from firecaffe.tasks import Task
-from firecaffe.tasks.metric import Metric
+from firecaffe.tasks.metric import Metric, TorchMetric
 from firecaffe.training.checkpoint import check_identity, check_whole, has_checkpoints, load_newest
 from firecaffe.training.constraints import check_constraints
 from firecaffe.training.evaluation import evaluating
@@ -144,7 +145,22 @@ def _try(metric: Metric, outputs: Any, targets: Any) -> None:
         except RecipeError:
             raise
         except Exception:
-            return
+            pass
+        _check_counts(metric, outputs, targets)
+
+
+def _check_counts(metric: Metric, outputs: Any, targets: Any) -> None:
+    if not isinstance(metric, TorchMetric):
+        return
+    digests = [attributes_of(metric.metric)]
+    for _ in range(2):
+        metric.of_batch(outputs, targets)
+        digests.append(attributes_of(metric.metric))
+    if counted := carried_over(*digests):
+        raise RecipeError(
+            f"it counts in {', '.join(counted)}, which its reset() does not empty, and which no "
+            "worker has of the others' batches; expected add_state"
+        )
 
 
 def _failure(said: str, error: Exception, is_own: bool) -> RecipeError:

@@ -50,6 +50,16 @@ class Pixels(torchmetrics.Metric):
         return self.seen - 2.0**24 * 8 + self.most * 0
 
 
+class Counting(Pixels):
+    """Counts batches in an attribute."""
+
+    batches = 0
+
+    def update(self, prediction: Tensor, targets: Tensor) -> None:
+        super().update(prediction, targets)
+        self.batches += 1
+
+
 class Averaged(Pixels):
     def __init__(self) -> None:
         super().__init__()

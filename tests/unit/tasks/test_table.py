@@ -9,7 +9,7 @@ from torch import nn
 from firecaffe import Recipe, TaskConfig
 from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.models.config import ModelConfig
-from firecaffe.tasks import TASKS, task_of
+from firecaffe.tasks import TASKS, Task, task_of
 from firecaffe.tasks.known_tasks import check_task
 from firecaffe.tasks.metrics import METRICS, names_for
 from firecaffe.training.checks import check_loss, check_metrics, check_prediction, check_shapes
@@ -143,3 +143,13 @@ def test_shapes_are_known_without_values() -> None:
             check_shapes(made(config), given, wanted, Recipe(task=config))
     config = TaskConfig(f"{OWN}:loss_fails")
     check_shapes(made(config), outputs, outputs, Recipe(task=config))
+
+
+def test_a_metric_that_counts_in_an_attribute_is_refused() -> None:
+    """No rank has the count of another's batches, and no reset empties it."""
+    from tests.unit.tasks.of_torchmetrics import Counting, Pixels
+
+    entropy = torch.nn.functional.cross_entropy
+    check_metrics(Task(entropy, {"mine": Pixels()}), OUTPUTS, LABEL, Recipe(), is_own=True)
+    with refused(RecipeError, ["'mine'", "batches"]):
+        check_metrics(Task(entropy, {"mine": Counting()}), OUTPUTS, LABEL, Recipe(), is_own=True)
