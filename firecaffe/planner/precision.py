@@ -44,8 +44,8 @@ def check_precision(word: str, clusters: Sequence[Cluster], named: str = "") -> 
         peaks = cluster.device.peak_flops
         if dtype not in peaks and STANDS_FOR.get(dtype) not in peaks:
             raise RecipeError(
-                f"{named} is {word}, but {cluster.name}'s device has no {dtype}; "
-                f"its file (device.peak_flops) has {', '.join(peaks)}"
+                f"{named} is {word}, but {cluster.device.name} has no {dtype} "
+                f"(device.peak_flops); there are {', '.join(peaks)}"
             )
 
 

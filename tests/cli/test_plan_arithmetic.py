@@ -32,6 +32,9 @@ def test_float16_does_not_stand_for_bfloat16(cluster: str) -> None:
     code, _, err = plan(*alone, "--precision", "bf16")
     assert (code, "has no bfloat16" in err) == (2, True)
     assert plan(*alone, "--precision", "fp16")[0] == 0
+    buyer = ["--model", "lenet", "--device", "k80", "--links", "10", "--workers", "1"]
+    code, _, err = plan(*buyer, "--precision", "bf16")
+    assert (code, "NVIDIA K80" in err, "its file" in err) == (2, True, False)
     (found,) = planned(str(RECIPE), *words, "--train.autocast", "bfloat16")
     assert "no rate of bfloat16" in found["assumption"]
     (found,) = planned(str(RECIPE), *words, "--train.autocast", "float16")
