@@ -41,13 +41,10 @@ from firecaffe.data.packed import RawPart
 from firecaffe.data.sample_order import SampleOrder
 from firecaffe.errors import DataError, RecipeError
 
-SMALLEST = torch.finfo(torch.float32).tiny
-"""The smallest divisor that float32 does not treat as 0."""
 
-
-def output_shape(dataset: Images, config: DataConfig) -> tuple[int, int, int]:
+def output_shape(sample_CHW: Sequence[int], config: DataConfig) -> tuple[int, int, int]:
     """Return the shape of the network's images. Raises RecipeError if settings do not fit them."""
-    channels, rows, columns = dataset.sample_CHW
+    channels, rows, columns = sample_CHW
     side = min(rows, columns)
     try:
         if config.pad > side:
@@ -65,8 +62,6 @@ def output_shape(dataset: Images, config: DataConfig) -> tuple[int, int, int]:
                 f"data.{name} has {len(values)} values, expected none, 1 or {channels} "
                 "(the number of channels)"
             )
-    if any(value < SMALLEST for value in config.std):
-        raise RecipeError(f"data.std is {config.std}, expected values of {SMALLEST:.2g} and more")
     return channels, rows, columns
 
 
@@ -198,7 +193,7 @@ def ahead(
 def network_layout(dataset: Dataset, config: DataConfig) -> Layout:
     """Return the layout that the network receives. Raises RecipeError if settings do not fit."""
     if is_images(dataset):
-        shape = output_shape(dataset, config)
+        shape = output_shape(dataset.sample_CHW, config)
         return Layout(TensorLayout(shape, torch.float32), TensorLayout((), torch.int64))
     return layout_of(dataset)
 

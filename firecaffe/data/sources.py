@@ -78,6 +78,10 @@ class Data:
         return {name: part for name, part in named.items() if part is not None}
 
 
+SMALLEST = torch.finfo(torch.float32).tiny
+"""The smallest divisor that float32 does not treat as 0."""
+
+
 def check_words(config: DataConfig) -> None:
     """Raise RecipeError if a data setting is invalid, whatever the data set is."""
     choices = {
@@ -102,6 +106,8 @@ def check_words(config: DataConfig) -> None:
         raise RecipeError(
             f"data.hold_out is {config.hold_out:g}, expected 0 or more and less than 1"
         )
+    if any(value < SMALLEST for value in config.std):
+        raise RecipeError(f"data.std is {config.std}, expected values of {SMALLEST:.2g} and more")
 
 
 def data_home() -> Path:

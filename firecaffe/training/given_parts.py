@@ -22,6 +22,8 @@ from firecaffe.data import (
     num_classes,
     open_data,
 )
+from firecaffe.data.batches import output_shape
+from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Layout, TensorLayout, layout_of
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.own_data import check_own
@@ -257,6 +259,17 @@ class About:
     given: tuple[str, ...]
     """The arguments of `firecaffe.train` that replaced what the recipe names."""
 
+    def stored_shape(self, config: DataConfig) -> tuple[int, int, int]:
+        """Return the images' shape before cropping: of `config.resize` if they are decoded."""
+        channels, rows, columns = self.sample_CHW
+        return (channels, *((config.resize,) * 2 if self.is_decoded else (rows, columns)))
+
+    def check(self, config: DataConfig) -> None:
+        """Raise RecipeError if settings of the data cannot be those of the network's inputs."""
+        check_words(config)
+        if self.sample_CHW:
+            output_shape(self.stored_shape(config), config)
+
 
 def about_of(parts: Parts, data: Data) -> About:
     test = data.test
@@ -299,4 +312,7 @@ def write_about(folder: Path, about: About) -> None:
 def read_about(folder: Path) -> About | None:
     """Read about.json; None if the run is too old to have it. Raises: RunError if damaged."""
     path = folder / ABOUT
-    return read_file(path, About, RunError) if path.exists() else None
+    about = read_file(path, About, RunError) if path.exists() else None
+    if about is not None and len(about.sample_CHW) not in (0, 3):
+        raise RunError(f"{path}: sample_CHW is {about.sample_CHW}, expected three sizes, or none")
+    return about

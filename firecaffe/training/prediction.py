@@ -87,6 +87,7 @@ def _is_array(path: Path) -> bool:
 
 def reader_of(paths: Sequence[Path], about: About, config: DataConfig) -> Read:
     """Return a reader of such files. Raises: RecipeError if they cannot be the run's inputs."""
+    about.check(config)
     if not about.input_shape and any(map(_is_array, paths)):
         raise RecipeError(
             "the run's inputs are several tensors, which no one array has; leave IMAGES out and "
@@ -192,11 +193,9 @@ def read_image(path: Path, about: About, config: DataConfig) -> Tensor:
         raise _broken(path, error) from error
     if about.is_decoded and config.augment == "inception":
         return middle(image_CHW, config.resize, config.crop)
-    channels, rows, columns = about.sample_CHW
+    channels, rows, columns = about.stored_shape(config)
     if channels == 1:
         image_CHW = _gray(image_CHW)
-    if about.is_decoded:
-        rows = columns = config.resize
     image_1CHW = scale(image_CHW, rows, columns).unsqueeze(0)
     return center_crop(image_1CHW, config.crop, config.pad).squeeze(0)
 

@@ -1,6 +1,7 @@
 """Predictions of tasks of other kinds: masks, values, several labels; and gray images."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from firecaffe.data import open_data
 from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.tasks.known_tasks import task_of
 from firecaffe.training.evaluation import evaluate
-from firecaffe.training.given_parts import About
-from firecaffe.training.prediction import as_inputs, predictions, read_image
+from firecaffe.training.given_parts import NOTHING, About
+from firecaffe.training.prediction import as_inputs, predictions, read_image, reader_of
 from tests.kit.data_photos import make_folder
 from tests.kit.training import recipe_in
 from tests.kit.training_fixtures import Capture
@@ -224,6 +225,21 @@ def test_arrays_are_as_the_data_set_gives_them(own: Path, tmp_path: Path, capsys
     Image.new("RGB", (4, 4)).save(tmp_path / "image.png")
     said = "an input of the run (3x4x4)"
     refused(capsys, RecipeError.exit_code, said, folder, tmp_path / "image.png")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (DataConfig(std=[0.0]), "data.std"),
+        (DataConfig(mean=[0.1, 0.2]), "data.mean"),
+        (DataConfig(resize=10, crop=11), "data.crop"),
+        (DataConfig(resize=10**8), "data.resize"),
+    ],
+)
+def test_settings_are_checked_before_images_are_read(config: DataConfig, said: str) -> None:
+    about = replace(NOTHING, sample_CHW=(3, 12, 12), is_decoded=True, input_shape=(3, 12, 12))
+    with pytest.raises(RecipeError, match=said):
+        reader_of([Path("image.png")], about, config)
 
 
 def test_samples_that_the_network_does_not_take_are_named() -> None:
