@@ -101,8 +101,8 @@ def main_predict(argv: list[str]) -> int:
     elif not options.csv:
         print(*map(harmless, answer.lines), sep="\n")
     if broken := len(answer.broken):
-        count = broken + len(answer.rows)
-        raise DataError(f"{broken} of {count} images could not be read; they are named above")
+        count = len(answer.rows)
+        raise DataError(f"could not read {broken} of the files, named above; predicted {count}")
     return 0
 
 
