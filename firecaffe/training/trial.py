@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypedDict
 
 import torch
 
+from firecaffe.cluster.agent import SIGNALS
 from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.cluster.process_settings import handlers_kept
 from firecaffe.errors import PreemptedError, RunError
@@ -156,8 +156,8 @@ def run_trials(
     """Train the trials that are not finished, `at_once` at a time, on `workers` ranks each.
 
     An interrupted training begins again. say: called with each trial as it ends. Raises:
-    RankFailedError, with the exit code of the first that failed; PreemptedError after a SIGTERM or
-    SIGHUP. No training is left running.
+    RankFailedError, with the exit code of the first that failed; PreemptedError after a signal. No
+    training is left running.
     """
     waiting = []
     for trial in trials:
@@ -167,9 +167,10 @@ def run_trials(
             waiting.append(trial)
     running: dict[int, tuple[Trial, subprocess.Popen[bytes]]] = {}
     try:
-        with handlers_kept((signal.SIGTERM, signal.SIGHUP)) as kept:
+        with handlers_kept(SIGNALS) as kept:
+            asked: list[int] = []  # and no exception, which might come as a process is started
             for number in kept:
-                signal.signal(number, _stop)
+                signal.signal(number, lambda sent, _: asked.append(sent))
             while waiting or running:
                 for slot in range(at_once):
                     if waiting and slot not in running:
@@ -184,15 +185,13 @@ def run_trials(
                         _check_end(trial, process.returncode)
                         say(trial)
                 time.sleep(POLL_S)
+                if asked:
+                    raise PreemptedError("stopped on request; the same command continues it")
     finally:
         for _, process in running.values():
             process.terminate()
         for _, process in running.values():
             process.wait()
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise PreemptedError("stopped on request; the same command continues it")
 
 
 def _start(trial: Trial, workers: int, slot: int, lock: int) -> subprocess.Popen[bytes]:

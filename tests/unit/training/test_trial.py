@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ import torch
 from torch.utils.data import Dataset
 
 from firecaffe import from_torch
+from firecaffe.cluster.agent import SIGNALS
 from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.data import Data, DataParts, current_key, divide
 from firecaffe.data.batches import Batches, PrefetchedBatches, eval_batches
@@ -147,8 +149,11 @@ def test_one_that_fails_ends_the_search_and_the_others(parent: Path) -> None:
     assert not left(parent)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_search_that_is_asked_to_stop_leaves_no_training(parent: Path, number: int) -> None:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_search_that_is_asked_to_stop_leaves_no_training(
+    parent: Path, number: int, monkeypatch: Patch
+) -> None:
+    """Nor if it is asked while it starts one."""
     before = signal.getsignal(number)
 
     def here(*_: object) -> None:  # else a fault would end the tests
@@ -156,13 +161,14 @@ def test_a_search_that_is_asked_to_stop_leaves_no_training(parent: Path, number:
 
     signal.signal(number, here)
 
-    def ask(_: Sequence[TrialScore]) -> bool:
-        os.kill(os.getpid(), number)
-        return False
+    class Asking(subprocess.Popen[bytes]):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            os.kill(os.getpid(), number)
 
-    first = trial(parent, "a", end=ask)
+    monkeypatch.setattr(subprocess, "Popen", Asking)
     with pytest.raises(PreemptedError, match="the same command continues it"):
-        run([first, trial(parent, "b", "waits")], parent)
+        run([trial(parent, "a", "waits"), trial(parent, "b", "waits")], parent)
     assert not left(parent)
     assert signal.getsignal(number) is here
     signal.signal(number, before)
