@@ -273,6 +273,7 @@ def write_forecast(
     Several hosts without GPUs or a cluster file have none, as their link is unknown. Arguments: see
     `PlannedRun`. Raises: RecipeError if the recipe's cluster does not exist.
     """
+    (folder / FORECAST).unlink(missing_ok=True)  # of an attempt on other hosts
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     is_several = local_world_size < world_size
     if why := _no_forecast(recipe, name, world_size, is_several):

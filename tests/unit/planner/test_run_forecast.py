@@ -221,7 +221,8 @@ def test_a_forecast_says_that_the_time_of_own_data_is_not_in_it(tmp_path: Path) 
 
 
 def test_several_hosts_have_the_forecast_of_the_cluster_that_is_named(tmp_path: Path) -> None:
-    """If its file knows as many."""
+    """If its file knows as many; else not that of an earlier attempt, on one host."""
+    line_of(tmp_path, 4)
     one = replace(HOST, devices_per_node=2, most_devices=2)
     write_cluster(tmp_path / "mine.toml", replace(one, name="mine"))
     for cluster, of_a_host, begin in (
