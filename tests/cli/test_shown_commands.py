@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 import firecaffe
-from firecaffe.api import cluster_check, verify_and_replay
+from firecaffe.api import cluster_check, twins
 from firecaffe.cli import main, start_training
 from firecaffe.cluster import launcher
 from firecaffe.cluster.handover import LAUNCHED
@@ -93,7 +93,7 @@ def here(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: Ran
         count = hosts.nproc_per_node
         return ranks.run(count, _call_in_rank, function, arguments, tmp_path, data)[0]
 
-    for module in (launcher, start_training, verify_and_replay):
+    for module in (launcher, start_training, twins):
         monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setattr(cluster_check, "launch_on", launch_on)
     return tmp_path
