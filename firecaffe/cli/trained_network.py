@@ -101,8 +101,10 @@ def main_predict(argv: list[str]) -> int:
     elif not options.csv:
         print(*map(harmless, answer.lines), sep="\n")
     if broken := len(answer.broken):
-        count = len(answer.rows)
-        raise DataError(f"could not read {broken} of the files, named above; predicted {count}")
+        raise DataError(
+            f"could not read {broken} of the files, which are named above; {len(answer.rows)} "
+            "samples are predicted"
+        )
     return 0
 
 

@@ -310,9 +310,9 @@ def report_faults(world: World) -> Iterator[FaultWriter]:
 
     Raises: the block's error, with its `fault`; MemoryFullError if memory was full.
     """
-    teller = FaultWriter(world)
+    writer = FaultWriter(world)
     try:
-        yield teller
+        yield writer
     # Also SystemExit and the like: a script may catch them, and the other ranks would wait.
     except BaseException as error:
         fault = fault_of(error, world.rank, world.host, world.place.step)
@@ -324,7 +324,7 @@ def report_faults(world: World) -> Iterator[FaultWriter]:
         if fault is None or fault.kind == "other":
             raise  # such as a wrong recipe: the error has its own message and exit code
         if fault.seen != ANOTHER:
-            fault = teller.write(fault)
+            fault = writer.write(fault)
         elif watch is not None and fault.kind not in TOGETHER:
             # The other rank reports it. If this one exited first, the launcher would end that one.
             fault = watch.verdict(timed_out=False) or fault
