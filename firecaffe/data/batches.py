@@ -41,6 +41,8 @@ from firecaffe.data.packed import RawPart
 from firecaffe.data.sample_order import SampleOrder
 from firecaffe.errors import DataError, RecipeError
 
+Fetch = Callable[[Tensor], Batch]
+
 
 def output_shape(sample_CHW: Sequence[int], config: DataConfig) -> tuple[int, int, int]:
     """Return the shape of the network's images. Raises RecipeError if settings do not fit them."""
@@ -120,20 +122,19 @@ def _plain(
 FETCH = {"caffe": _caffe, "inception": _inception, "none": _plain}
 
 
-def test_fetcher(dataset: Images, config: DataConfig) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Return the function that fetches test images: the center of each, at the training's scale."""
+def test_fetcher(dataset: Dataset, config: DataConfig) -> Fetch:
+    """Return the function that fetches test samples: images are cut, at the training's scale."""
+    if not is_images(dataset):
+        return dataset.batch
     if config.augment == "inception" and isinstance(dataset, DecodedSet):
-        side, shorter = config.crop, config.resize
-        middle = augment.middle
-        return partial(
-            dataset.transformed, transform=lambda image, _: middle(image, shorter, side), side=side
-        )
-    return dataset.batch
+        cut = partial(augment.middle, shorter=config.resize, side=config.crop)
+        return partial(dataset.transformed, transform=lambda image, _: cut(image), side=config.crop)
 
+    def fetch_centers(samples_B: Tensor) -> Batch:
+        images_BCHW, labels_B = dataset.batch(samples_B)
+        return augment.center_crop(images_BCHW, config.crop, config.pad), labels_B
 
-def cut_for_test(images_BCHW: Tensor, dataset: Images, config: DataConfig) -> Tensor:
-    is_cut = config.augment == "inception" and isinstance(dataset, DecodedSet)
-    return images_BCHW if is_cut else augment.center_crop(images_BCHW, config.crop, config.pad)
+    return fetch_centers
 
 
 T = TypeVar("T")
@@ -217,7 +218,7 @@ class Batches:
         Images are float32, augmented and normalized (BChw), labels int64 (B). Raises DataError if
         the data set ends before its stated length.
         """
-        return self.on_device(*self.host_batch(step, leaf))
+        return self.on_device(self.host_batch(step, leaf))
 
     def host_batch(self, step: int, leaf: int) -> Batch:
         """Return a batch on the host: images as they are stored, augmented but not normalized."""
@@ -231,22 +232,19 @@ class Batches:
             fetch = partial(ask, dataset, seed=seed, epoch=epoch)
         return _fetch(fetch, self.dataset, samples_B)
 
-    def on_device(self, inputs: Any, targets: Any) -> Batch:
-        """Move a host batch to the device, and normalize images there."""
-        if is_images(self.dataset):
-            config = self.config
-            return (
-                augment.normalize(inputs, config.mean, config.std, self.device),
-                targets.to(self.device, non_blocking=True),
-            )
-        return to_device((inputs, targets), self.device)
+    def on_device(self, batch: Batch) -> Batch:
+        return on_device(batch, self.dataset, self.config, self.device)
 
 
-def to_device(batch: Batch, device: torch.device | str) -> Batch:
-    return map_batch(lambda tensor: tensor.to(device, non_blocking=True), batch)
-
-
-Fetch = Callable[[Tensor], Batch]
+def on_device(
+    batch: Batch, dataset: Dataset, config: DataConfig, device: torch.device | str
+) -> Batch:
+    """Move a host batch to the device, and normalize images there."""
+    if not is_images(dataset):
+        return map_batch(lambda tensor: tensor.to(device, non_blocking=True), batch)
+    images_BChw, labels_B = batch
+    normal_BChw = augment.normalize(images_BChw, config.mean, config.std, device)
+    return normal_BChw, labels_B.to(device, non_blocking=True)
 
 
 def _fetch(fetch: Fetch, dataset: Dataset, samples_B: Tensor) -> Batch:
@@ -337,7 +335,7 @@ class PrefetchedBatches:
                 f"{step + 1}, it gave others; batch(indices) must depend on the indices alone"
             )
             self.doubts = None  # warn once
-        return self.batches.on_device(*batch)
+        return self.batches.on_device(batch)
 
     def close(self) -> None:
         self._made.close()
@@ -357,7 +355,7 @@ def eval_batches(
     Batch b is samples [b batch_size, (b + 1) batch_size) of the data set, for rank b mod
     world_size. So each sample counts once, and sums by batch number do not depend on world_size.
     """
-    fetch: Fetch = test_fetcher(dataset, config) if is_images(dataset) else dataset.batch
+    fetch = test_fetcher(dataset, config)
     numbers = range(rank, -(-len(dataset) // batch_size), world_size)
 
     def fetched(number: int) -> Batch:
@@ -367,10 +365,5 @@ def eval_batches(
 
     calls = (partial(fetched, number) for number in numbers)
     made = ahead(calls, dataset, batch_size * sample_bytes(dataset))
-    for number, (inputs, targets) in zip(numbers, made, strict=True):
-        if is_images(dataset):
-            images_BChw = cut_for_test(inputs, dataset, config)
-            inputs = augment.normalize(images_BChw, config.mean, config.std, device)
-            yield number, inputs, targets.to(device)
-        else:
-            yield number, *to_device((inputs, targets), device)
+    for number, batch in zip(numbers, made, strict=True):
+        yield number, *on_device(batch, dataset, config, device)
