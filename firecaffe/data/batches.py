@@ -26,7 +26,6 @@ from firecaffe.data.dataset import (
     Dataset,
     Images,
     Layout,
-    TensorDataset,
     TensorLayout,
     ask,
     is_asked_again,
@@ -36,8 +35,7 @@ from firecaffe.data.dataset import (
     num_samples,
     same_bits,
 )
-from firecaffe.data.decode import DecodedSet, scale
-from firecaffe.data.packed import RawPart
+from firecaffe.data.decode import DecodedSet, StoredSet, scale
 from firecaffe.data.sample_order import SampleOrder
 from firecaffe.errors import DataError, RecipeError
 
@@ -145,16 +143,9 @@ PREFETCH_BYTES = 256_000_000
 FEWEST, MOST = 2, 32
 """Limits of the number of batches fetched ahead, whatever their size."""
 
-FETCHERS = 2
-"""Batches made concurrently, so that decoding threads never wait for the end of a batch."""
-
 
 def fetchers_of(dataset: Dataset) -> int:
     """Return how many fetching threads may call a data set at once. 0: only the caller's thread."""
-    if isinstance(dataset, TensorDataset):
-        return 0
-    if isinstance(dataset, DecodedSet):
-        return FETCHERS
     fetchers: int = getattr(dataset, "fetchers", 0)
     return fetchers
 
@@ -162,8 +153,7 @@ def fetchers_of(dataset: Dataset) -> int:
 def sample_bytes(dataset: Dataset) -> int:
     """Return the approximate bytes of a prefetched sample. Images not decoded here are float32."""
     if is_images(dataset):
-        is_bytes = isinstance(dataset, DecodedSet | RawPart)
-        return prod(dataset.sample_CHW) * (1 if is_bytes else 4)
+        return prod(dataset.sample_CHW) * (1 if isinstance(dataset, StoredSet) else 4)
     return layout_of(dataset).num_bytes
 
 

@@ -11,7 +11,6 @@ from firecaffe.caffe import binary, text
 from firecaffe.caffe.graph import layers_of, phase_of
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.upgrade import current
-from firecaffe.data.batches import FETCHERS
 from firecaffe.data.caffe_layers import (
     CONVERT,
     DataLayer,
@@ -35,6 +34,7 @@ from firecaffe.data.caffe_records import (
 from firecaffe.data.caffe_tops import Draws, Hdf5Tops, ImageTops, Tops
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Batch, Layout
+from firecaffe.data.decode import FETCHERS
 from firecaffe.data.hash import EVALUATION
 from firecaffe.data.sources import DataParts, TestPart
 from firecaffe.errors import DataError, RecipeError

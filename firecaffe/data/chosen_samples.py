@@ -7,7 +7,7 @@ the workers change this, so trainings that are compared use the same samples.
 integers whose sum is at most 2^52, so that sums are the same on every machine.
 """
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,11 +22,9 @@ from firecaffe.data.dataset import (
     ask,
     copy_facts,
     layout_of,
-    num_classes,
+    numbers_of,
 )
-from firecaffe.data.decode import DecodedSet, Encoded
 from firecaffe.data.hash import Stream, hash64
-from firecaffe.data.packed import RawPart
 from firecaffe.data.sample_order import WeightedDraws
 from firecaffe.errors import DataError, RecipeError
 
@@ -50,21 +48,9 @@ def hold_out(train: Dataset, share: float) -> tuple[Dataset, Dataset]:
 
 
 def _some(dataset: Dataset, samples_N: Tensor) -> Dataset:
-    if isinstance(dataset, TensorDataset):
-        weights = dataset.sample_weights
-        return TensorDataset(
-            *dataset.batch(samples_N),
-            num_classes(dataset),
-            class_names=dataset.class_names,
-            sample_weights=None if weights is None else _weights(weights, dataset)[samples_N],
-        )
-    if isinstance(dataset, DecodedSet):
-        _, side, _ = dataset.sample_CHW
-        source = EncodedSubset(dataset.source, samples_N)
-        return DecodedSet(source, side, dataset.threads, dataset.on_error, dataset.exif)
-    if isinstance(dataset, RawPart):
-        return RawPart(EncodedSubset(dataset.part, samples_N), dataset.sample_CHW)
-    return DatasetSubset(dataset, samples_N)
+    subset = getattr(dataset, "subset", partial(DatasetSubset, dataset))
+    some: Dataset = subset(samples_N)
+    return some
 
 
 class DatasetSubset:
@@ -83,6 +69,15 @@ class DatasetSubset:
     def fetchers(self) -> int:
         return fetchers_of(self.dataset)
 
+    @property
+    def sample_weights(self) -> Tensor:
+        return _own_weights(self.dataset)[self.samples_N]
+
+    @property
+    def targets(self) -> Tensor | None:
+        of_all = labels_of(self.dataset)
+        return None if of_all is None else of_all[self.samples_N]
+
     def __len__(self) -> int:
         return len(self.samples_N)
 
@@ -91,28 +86,6 @@ class DatasetSubset:
 
     def keyed_batch(self, indices_B: Tensor, seed: int, epoch: int) -> Batch:
         return ask(self.dataset, self.samples_N[indices_B], seed, epoch)
-
-
-class EncodedSubset:
-    shard_counts: tuple[int, ...] = ()
-
-    def __init__(self, source: Encoded, samples_N: Tensor) -> None:
-        self.source = source
-        self.samples_N = samples_N
-        self.num_classes = source.num_classes
-        self.class_names = source.class_names
-
-    def __len__(self) -> int:
-        return len(self.samples_N)
-
-    def read(self, sample: int) -> bytes:
-        return self.source.read(int(self.samples_N[sample]))
-
-    def name(self, sample: int) -> str:
-        return self.source.name(int(self.samples_N[sample]))
-
-    def labels(self, samples_B: Tensor) -> Tensor:
-        return self.source.labels(self.samples_N[samples_B])
 
 
 NONE, CLASSES, OWN = "none", "classes", "own"
@@ -143,15 +116,13 @@ def whole(weights_N: Tensor) -> Tensor:
 
 
 def _own_weights(dataset: Dataset) -> Tensor:
-    if isinstance(dataset, DatasetSubset):
-        return _own_weights(dataset.dataset)[dataset.samples_N]
     given = getattr(dataset, "sample_weights", None)
     if given is None:
         raise RecipeError(
             "data.balance is own, but the data set has no sample_weights; expected a number for "
             "each sample"
         )
-    weights_N = _weights(given, dataset).double()
+    weights_N = numbers_of("sample_weights", given, len(dataset)).double()
     wrong = (~(weights_N.isfinite() & (weights_N >= 0))).nonzero()
     if len(wrong):
         first = int(wrong[0])
@@ -176,36 +147,13 @@ def _class_weights(dataset: Dataset) -> Tensor:
 
 def labels_of(dataset: Dataset) -> Tensor | None:
     """Return each sample's class, int64 of (N,), or None. Raises DataError if they are invalid."""
-    if isinstance(dataset, DatasetSubset):
-        of_all = labels_of(dataset.dataset)
-        return None if of_all is None else of_all[dataset.samples_N]
-    if isinstance(dataset, DecodedSet):
-        return dataset.source.labels(torch.arange(len(dataset)))
-    if isinstance(dataset, RawPart):
-        return dataset.part.labels(torch.arange(len(dataset)))
     targets = getattr(dataset, "targets", None)
     is_said = isinstance(targets, Tensor) or not isinstance(dataset, TensorDataset)
     if targets is None or not is_said:
         return None
-    classes_N = _numbers("targets", targets, len(dataset))
+    classes_N = numbers_of("targets", targets, len(dataset))
     if classes_N.is_floating_point() or classes_N.dtype == torch.bool:
         raise DataError(
             f"targets are {classes_N.dtype}; data.balance classes expects whole numbers"
         )
     return classes_N.long()
-
-
-def _weights(given: Any, dataset: Dataset) -> Tensor:
-    return _numbers("sample_weights", given, len(dataset))
-
-
-def _numbers(name: str, values: Any, count: int) -> Tensor:
-    try:
-        numbers_N = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"{name} are no numbers ({error}); expected one for each sample") from error
-    if numbers_N.shape != (count,):
-        raise DataError(
-            f"{name} have shape {tuple(numbers_N.shape)}; expected one for each of {count} samples"
-        )
-    return numbers_N

@@ -211,6 +211,19 @@ def ask(dataset: Dataset, indices_B: Tensor, seed: int, epoch: int) -> Batch:
     return batch
 
 
+def numbers_of(name: str, values: Any, count: int) -> Tensor:
+    """Return the numbers, one for each of `count` samples. Raises DataError for anything else."""
+    try:
+        numbers_N = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"{name} are no numbers ({error}); expected one for each sample") from error
+    if numbers_N.shape != (count,):
+        raise DataError(
+            f"{name} have shape {tuple(numbers_N.shape)}; expected one for each of {count} samples"
+        )
+    return numbers_N
+
+
 def layout_of(dataset: Dataset) -> Layout:
     layout: Layout | None = getattr(dataset, "layout", None)
     if layout is not None:
@@ -297,6 +310,18 @@ class TensorDataset:
 
     def __len__(self) -> int:
         return self._length
+
+    def subset(self, samples_N: Tensor) -> "TensorDataset":
+        """Return a copy of the samples of `samples_N`, an int64 tensor of (N,)."""
+        weights = self.sample_weights
+        if weights is not None:
+            weights = numbers_of("sample_weights", weights, len(self))[samples_N]
+        return TensorDataset(
+            *self.batch(samples_N),
+            num_classes(self),
+            class_names=self.class_names,
+            sample_weights=weights,
+        )
 
     def batch(self, indices_B: Tensor) -> Batch:
         """Return the samples of `indices_B`, an int64 tensor of (B,)."""

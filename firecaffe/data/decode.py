@@ -29,7 +29,7 @@ from PIL import (
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from firecaffe.data.dataset import BrokenSampleError
+from firecaffe.data.dataset import BrokenSampleError, Images
 from firecaffe.errors import DataError
 
 MAX_PIXELS = 1 << 28
@@ -242,6 +242,9 @@ MAX_REPLACED = 100
 PARTS_PER_THREAD = 2
 """Parts of a batch per thread, so that threads that finish early take more."""
 
+FETCHERS = 2
+"""Batches made concurrently, so that decoding threads never wait for the end of a batch."""
+
 Transform = Callable[[Tensor, int], Tensor]
 """A function (image, uint8 of 3 x H x W; its place in the batch) -> its row of the batch."""
 
@@ -265,6 +268,26 @@ class Encoded(Protocol):
     def labels(self, samples_B: Tensor) -> Tensor: ...
 
 
+class EncodedSubset:
+    shard_counts: tuple[int, ...] = ()
+
+    def __init__(self, source: Encoded, samples_N: Tensor) -> None:
+        self.source, self.samples_N = source, samples_N
+        self.num_classes, self.class_names = source.num_classes, source.class_names
+
+    def __len__(self) -> int:
+        return len(self.samples_N)
+
+    def read(self, sample: int) -> bytes:
+        return self.source.read(int(self.samples_N[sample]))
+
+    def name(self, sample: int) -> str:
+        return self.source.name(int(self.samples_N[sample]))
+
+    def labels(self, samples_B: Tensor) -> Tensor:
+        return self.source.labels(self.samples_N[samples_B])
+
+
 def cores() -> int:
     """Return the number of cores that this process may use, by its CPU affinity."""
     if hasattr(os, "sched_getaffinity"):
@@ -281,8 +304,28 @@ def decode_threads(asked: int) -> int:
     return count if is_bound else max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
-class DecodedSet:
+class StoredSet(Images):
+    """Images of bytes and of one shape that are read from storage on request."""
+
+    fetchers = 1
+
+    def __init__(self, source: Encoded, sample_CHW: tuple[int, int, int]) -> None:
+        self.source, self.sample_CHW = source, sample_CHW
+        self.num_classes, self.class_names = source.num_classes, source.class_names
+        self.shard_counts = source.shard_counts
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def targets(self) -> Tensor:
+        return self.source.labels(torch.arange(len(self)))
+
+
+class DecodedSet(StoredSet):
     """Encoded images resized to resize x resize. Batches raise DataError for a damaged image."""
+
+    fetchers = FETCHERS
 
     def __init__(
         self,
@@ -292,19 +335,16 @@ class DecodedSet:
         on_error: str = STOP,
         exif: str = IGNORE,
     ) -> None:
-        self.source = source
+        super().__init__(source, (3, resize, resize))
         self.on_error, self.exif = on_error, exif
-        self.num_classes = source.num_classes
-        self.class_names = source.class_names
-        self.sample_CHW = (3, resize, resize)
-        self.shard_counts = source.shard_counts
         self.threads = decode_threads(threads)
         self.skipped: dict[int, str] = {}
         """Damaged images that were replaced, and the error of each."""
         self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="decode")
 
-    def __len__(self) -> int:
-        return len(self.source)
+    def subset(self, samples_N: Tensor) -> "DecodedSet":
+        source, side = EncodedSubset(self.source, samples_N), self.sample_CHW[1]
+        return DecodedSet(source, side, self.threads, self.on_error, self.exif)
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
         _, rows, columns = self.sample_CHW

@@ -28,9 +28,8 @@ from firecaffe.data.dataset import (
     named_leaves,
     unusual,
 )
-from firecaffe.data.decode import DecodedSet
+from firecaffe.data.decode import StoredSet
 from firecaffe.data.hash import EVALUATION, Key, Stream, keyed, under
-from firecaffe.data.packed import RawPart
 from firecaffe.data.torch_set import TorchSet, from_torch, is_map_style
 from firecaffe.errors import DataError, FirecaffeError
 from firecaffe.generators import generators_kept, noticed
@@ -50,7 +49,7 @@ def check_own(name: str, dataset: Any) -> Dataset:
     A torch Dataset is converted by `from_torch`, a pair of tensors by `TensorDataset`. Raises
     DataError if it is not a data set, and OwnCodeError if its code raises.
     """
-    if isinstance(dataset, TensorDataset | DecodedSet | RawPart):
+    if isinstance(dataset, TensorDataset | StoredSet):
         return dataset
     is_pair = isinstance(dataset, tuple | list) and len(dataset) == 2
     if is_pair and all(isinstance(leaf, Tensor) for leaf in tree_leaves(tuple(dataset))):

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from firecaffe.data.decode import Encoded
+from firecaffe.data.decode import EncodedSubset, StoredSet
 from firecaffe.data.shard import (
     KINDS,
     VERSION,
@@ -173,28 +173,19 @@ class PackedPart:
         return sum(info.num_bytes for info in self.infos) / len(self)
 
 
-class RawPart:
+class RawPart(StoredSet):
     """Raw samples of a part too large for memory, read on request."""
 
-    fetchers = 1
-
-    def __init__(self, part: Encoded, shape: tuple[int, int, int]) -> None:
-        self.part = part
-        self.sample_CHW = shape
-        self.num_classes = part.num_classes
-        self.class_names = part.class_names
-        self.shard_counts = part.shard_counts
-
-    def __len__(self) -> int:
-        return len(self.part)
+    def subset(self, samples_N: Tensor) -> "RawPart":
+        return RawPart(EncodedSubset(self.source, samples_N), self.sample_CHW)
 
     def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
-        read = b"".join(self.part.read(sample) for sample in indices_B.tolist())
+        read = b"".join(self.source.read(sample) for sample in indices_B.tolist())
         images = torch.frombuffer(bytearray(read), dtype=torch.uint8) if read else torch.empty(0)
         try:
             images_BCHW = images.to(torch.uint8).view(len(indices_B), *self.sample_CHW)
         except RuntimeError as error:
             raise DataError(
-                f"{self.part.name(int(indices_B[0]))}: samples are not {self.sample_CHW}"
+                f"{self.source.name(int(indices_B[0]))}: samples are not {self.sample_CHW}"
             ) from error
-        return images_BCHW, self.part.labels(indices_B)
+        return images_BCHW, self.source.labels(indices_B)

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from firecaffe.data.augment import box, cut, draws, normalize
 from firecaffe.data.batches import Batches, PrefetchedBatches
-from firecaffe.data.chosen_samples import EncodedSubset
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import BrokenSampleError
-from firecaffe.data.decode import SKIP, DecodedSet, Encoded, decode
+from firecaffe.data.decode import SKIP, DecodedSet, Encoded, EncodedSubset, decode
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.pack_images import Packing, PackOptions, Part, Source
 from firecaffe.data.packed import PackedPart, read_list
