@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     from firecaffe.data.batches import Batches as Batches
     from firecaffe.data.batches import eval_batches as eval_batches
     from firecaffe.data.batches import network_layout as network_layout
-    from firecaffe.data.chosen_samples import weighted_draws as weighted_draws
     from firecaffe.data.config import DataConfig as DataConfig
     from firecaffe.data.dataset import Batch as Batch
     from firecaffe.data.dataset import Dataset as Dataset
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
     from firecaffe.data.datasets import open_test as open_test
     from firecaffe.data.hash import current_key as current_key
     from firecaffe.data.sample_order import SampleOrder as SampleOrder
+    from firecaffe.data.sample_order import shard_counts as shard_counts
+    from firecaffe.data.sample_order import weighted_draws as weighted_draws
     from firecaffe.data.sources import Data as Data
     from firecaffe.data.sources import DataParts as DataParts
     from firecaffe.data.sources import data_home as data_home
-    from firecaffe.data.sources import shard_counts as shard_counts
     from firecaffe.data.torch_set import from_torch as from_torch
 
 _PLACES = {
@@ -44,7 +44,7 @@ _PLACES = {
     "current_key": "hash",
     "data_home": "sources",
     "divide": "datasets",
-    "weighted_draws": "chosen_samples",
+    "weighted_draws": "sample_order",
     "eval_batches": "batches",
     "from_torch": "torch_set",
     "network_layout": "batches",
@@ -53,7 +53,7 @@ _PLACES = {
     "num_samples": "dataset",
     "open_data": "datasets",
     "open_test": "datasets",
-    "shard_counts": "sources",
+    "shard_counts": "sample_order",
 }
 """The module of each name, imported on first use: reading a recipe needs no torch."""
 

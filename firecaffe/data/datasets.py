@@ -2,22 +2,39 @@
 
 A new source is a function from `DataConfig` to `DataParts`, and a row in `DATASETS`. A recipe may
 also name a user's function: `data.name = "package.module:function"`.
+
+The samples with the smallest `hash64(Stream.HOLD_OUT, sample)` are held out. Neither the seed nor
+the workers change this, so trainings that are compared use the same samples.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from firecaffe.data import sources
-from firecaffe.data.batches import network_layout
+from firecaffe.data.batches import fetchers_of, network_layout
 from firecaffe.data.caffe_source import open_caffe, open_caffe_test
-from firecaffe.data.chosen_samples import hold_out
 from firecaffe.data.config import IMAGE_WORDS, DataConfig
-from firecaffe.data.dataset import Dataset, is_images, layout_of, num_classes, shape_text
+from firecaffe.data.dataset import (
+    SET_FACTS,
+    Batch,
+    Dataset,
+    Layout,
+    ask,
+    copy_facts,
+    is_images,
+    layout_of,
+    num_classes,
+    shape_text,
+)
+from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.own_data import check_own, share_limits
+from firecaffe.data.sample_order import labels_of, weights_of
 from firecaffe.data.sources import Data, DataParts, TestPart, check_words
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.user_code import CAFFE, call, find, is_caffe, is_reference, shown, without_folder
@@ -122,11 +139,7 @@ def open_test(config: DataConfig) -> Data:
         return open_data(config)
     test, notes = part
     layout = network_layout(test, config)
-    if is_images(test):
-        about = f"images, {num_classes(test)} classes, {shape_text(test.sample_CHW)}"
-    else:
-        about = f"samples, {layout_of(test)}"
-    description = f"{without_folder(config.name)}: {len(test)} test {about}"
+    description = f"{without_folder(config.name)}: {len(test)} test {_kind_text(test)}"
     return Data(test, test, description, None, notes, layout)
 
 
@@ -140,14 +153,9 @@ def divide(parts: DataParts, config: DataConfig) -> Data:
     for name, part in (("test", test), ("validation", validation)):
         if part is not None:
             _check_alike(config.name, train, name, part)
-    if is_images(train):
-        about = f"{train.num_classes} classes, {shape_text(train.sample_CHW)}"
-        what = "images"
-    else:
+    if not is_images(train):
         _check_no_image_words(config, train)
-        classes = num_classes(train)
-        about = f"{f'{classes} classes, ' if classes else ''}{layout_of(train)}"
-        what = "samples"
+    kind = _kind_text(train)
     layout = network_layout(train, config)
     choosing = "validation"
     if config.hold_out:
@@ -157,8 +165,69 @@ def divide(parts: DataParts, config: DataConfig) -> Data:
     if validation is not None:
         counts.insert(1, f"{len(validation)} {choosing}")
     source = without_folder(config.name)
-    description = f"{source}: {', '.join(counts[:-1])} and {counts[-1]} {what}, {about}"
+    description = f"{source}: {', '.join(counts[:-1])} and {counts[-1]} {kind}"
     return Data(train, test, description, validation, notes, layout)
+
+
+def _kind_text(dataset: Dataset) -> str:
+    if is_images(dataset):
+        return f"images, {dataset.num_classes} classes, {shape_text(dataset.sample_CHW)}"
+    classes = num_classes(dataset)
+    return f"samples, {f'{classes} classes, ' if classes else ''}{layout_of(dataset)}"
+
+
+def num_held_out(num_samples: int, share: float) -> int:
+    """Return the number of held-out samples. Raises RecipeError if one of the parts is empty."""
+    count = round(num_samples * share)
+    if share and not 0 < count < num_samples:
+        raise RecipeError(
+            f"data.hold_out is {share:g}, which is {count} of {num_samples} training samples; "
+            "expected some to train on and some to test on"
+        )
+    return count
+
+
+def hold_out(train: Dataset, share: float) -> tuple[Dataset, Dataset]:
+    """Return the remaining training samples and the held-out samples, both in original order."""
+    by_hash = hash64(int(Stream.HOLD_OUT), torch.arange(len(train))).argsort()
+    count = num_held_out(len(train), share)
+    subset = getattr(train, "subset", partial(DatasetSubset, train))
+    return subset(by_hash[count:].sort().values), subset(by_hash[:count].sort().values)
+
+
+class DatasetSubset:
+    """Some samples of a user's data set, renumbered. Their keys keep the original numbers."""
+
+    def __init__(self, dataset: Dataset, samples_N: Tensor) -> None:
+        self.dataset = dataset
+        self.samples_N = samples_N
+        copy_facts(self, dataset, SET_FACTS)
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.dataset)
+
+    @property
+    def fetchers(self) -> int:
+        return fetchers_of(self.dataset)
+
+    @property
+    def sample_weights(self) -> Tensor:
+        return weights_of(self.dataset)[self.samples_N]
+
+    @property
+    def targets(self) -> Tensor | None:
+        of_all = labels_of(self.dataset)
+        return None if of_all is None else of_all[self.samples_N]
+
+    def __len__(self) -> int:
+        return len(self.samples_N)
+
+    def batch(self, indices_B: Tensor) -> Batch:
+        return self.dataset.batch(self.samples_N[indices_B])
+
+    def keyed_batch(self, indices_B: Tensor, seed: int, epoch: int) -> Batch:
+        return ask(self.dataset, self.samples_N[indices_B], seed, epoch)
 
 
 def _check_alike(source: str, train: Dataset, name: str, part: Dataset) -> None:

@@ -3,6 +3,9 @@
 An epoch visits samples in the order of their hashes, or draws them by weights. Each step uses the
 next `global_batch_size` of them, and each of its leaves the next `micro_batch_size` of these. The
 number of workers plays no role, and the step number is all that is needed to resume.
+
+`data.balance` chooses weights. They become integers whose sum is at most 2^52, so that sums are the
+same on every machine.
 """
 
 from collections.abc import Sequence
@@ -12,6 +15,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from firecaffe.data.config import DataConfig
+from firecaffe.data.dataset import Dataset, TensorDataset, numbers_of
 from firecaffe.data.hash import Stream, hash64, upper_bits
 from firecaffe.errors import DataError, RecipeError
 
@@ -146,3 +151,87 @@ class SampleOrder:
         )
         # A copy, so that a caller that modifies its batch does not modify the cached order.
         return order[start : start + self.micro_batch_size].clone()
+
+
+def shard_counts(dataset: Dataset, config: DataConfig) -> tuple[int, ...]:
+    """Return samples per shard if `data.order` is shards. Raises RecipeError without shards."""
+    if config.order != SHARDS:
+        return ()
+    counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
+    if not counts:
+        raise RecipeError(
+            "data.order is shards; only packed data that are read while training goes on have "
+            "shards, so take samples"
+        )
+    return counts
+
+
+NONE, CLASSES, OWN = "none", "classes", "own"
+BALANCES = (NONE, CLASSES, OWN)
+
+SUM_BITS = 52
+
+
+def weighted_draws(dataset: Dataset, balance: str) -> WeightedDraws | None:
+    """Return how the samples of an epoch are drawn, or None if each is used once.
+
+    Raises RecipeError if the data set states no classes or weights, DataError for invalid ones.
+    """
+    if balance == NONE:
+        return None
+    weights_N = weights_of(dataset) if balance == OWN else _class_weights(dataset)
+    if not bool((weights_N > 0).any()):
+        raise DataError("sample_weights are all 0; expected some that are not")
+    return WeightedDraws(whole(weights_N).cumsum(0))
+
+
+def whole(weights_N: Tensor) -> Tensor:
+    """Scale weights to integers. Positive weights stay positive."""
+    count = len(weights_N)
+    scale = float(2 ** (SUM_BITS - count.bit_length()))
+    scaled_N = (weights_N / weights_N.max() * scale).floor().to(torch.int64)
+    return torch.where(weights_N > 0, scaled_N.clamp(min=1), 0)
+
+
+def weights_of(dataset: Dataset) -> Tensor:
+    given = getattr(dataset, "sample_weights", None)
+    if given is None:
+        raise RecipeError(
+            "data.balance is own, but the data set has no sample_weights; expected a number for "
+            "each sample"
+        )
+    weights_N = numbers_of("sample_weights", given, len(dataset)).double()
+    wrong = (~(weights_N.isfinite() & (weights_N >= 0))).nonzero()
+    if len(wrong):
+        first = int(wrong[0])
+        raise DataError(
+            f"sample_weights[{first}] is {float(weights_N[first])}; expected finite, 0 or more"
+        )
+    return weights_N
+
+
+def _class_weights(dataset: Dataset) -> Tensor:
+    classes_N = labels_of(dataset)
+    if classes_N is None:
+        raise RecipeError(
+            "data.balance is classes, but the data set does not say them; expected targets, the "
+            "class of each sample, or data.balance own with sample_weights"
+        )
+    least = int(classes_N.min())
+    if least < 0:
+        raise DataError(f"targets has the class {least}; expected numbers from 0")
+    return 1.0 / torch.bincount(classes_N).double()[classes_N]
+
+
+def labels_of(dataset: Dataset) -> Tensor | None:
+    """Return each sample's class, int64 of (N,), or None. Raises DataError if they are invalid."""
+    targets = getattr(dataset, "targets", None)
+    is_said = isinstance(targets, Tensor) or not isinstance(dataset, TensorDataset)
+    if targets is None or not is_said:
+        return None
+    classes_N = numbers_of("targets", targets, len(dataset))
+    if classes_N.is_floating_point() or classes_N.dtype == torch.bool:
+        raise DataError(
+            f"targets are {classes_N.dtype}; data.balance classes expects whole numbers"
+        )
+    return classes_N.long()

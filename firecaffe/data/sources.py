@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 
 from firecaffe.data.augment import AUGMENTS
-from firecaffe.data.chosen_samples import BALANCES
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import BrokenSampleError, Dataset, Layout, TensorDataset
 from firecaffe.data.decode import (
@@ -34,7 +33,7 @@ from firecaffe.data.generated import generate
 from firecaffe.data.image_folder import TESTS, ImageFolder, notes_of, open_folder, open_test_folder
 from firecaffe.data.packed import HELD_BYTES, PackedPart, PackedSet, RawPart, read_list
 from firecaffe.data.published_formats import ARCHIVE, open_cifar10, open_idx
-from firecaffe.data.sample_order import ORDERS, SHARDS
+from firecaffe.data.sample_order import BALANCES, ORDERS
 from firecaffe.data.shard_files import ShardFiles, is_remote, open_files
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import cache_folder
@@ -300,19 +299,6 @@ def _check_not_blank(
         f"{part}: all {len(samples)} images looked at have one color, {color} of 255, at every "
         f"pixel; expected images that show something{why}"
     )
-
-
-def shard_counts(dataset: Dataset, config: DataConfig) -> tuple[int, ...]:
-    """Return samples per shard if `data.order` is shards. Raises RecipeError without shards."""
-    if config.order != SHARDS:
-        return ()
-    counts: tuple[int, ...] = getattr(dataset, "shard_counts", ())
-    if not counts:
-        raise RecipeError(
-            "data.order is shards; only packed data that are read while training goes on have "
-            "shards, so take samples"
-        )
-    return counts
 
 
 def open_generated(config: DataConfig) -> DataParts:

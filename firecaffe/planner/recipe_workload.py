@@ -13,7 +13,7 @@ from firecaffe.data import (
     open_data,
 )
 from firecaffe.data.augment import cropped_shape
-from firecaffe.data.chosen_samples import num_held_out
+from firecaffe.data.datasets import num_held_out
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.generated import NUM_TRAIN
 from firecaffe.data.image_folder import ImageFolder

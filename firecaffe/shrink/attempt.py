@@ -20,7 +20,7 @@ from firecaffe.compression.fcz import CODES, FileReport, write
 from firecaffe.compression.prune_and_share import fold_normalization
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.data import Data, Dataset, open_data
-from firecaffe.data.chosen_samples import DatasetSubset
+from firecaffe.data.datasets import DatasetSubset
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import atomic_replace, write_json
 from firecaffe.models.low_rank import chosen_ranks, low_rank_weights, rank_of

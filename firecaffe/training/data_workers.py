@@ -27,8 +27,8 @@ from typing_extensions import Buffer
 
 from firecaffe.cluster.process_settings import oom_kill_count
 from firecaffe.data import Data, Dataset
-from firecaffe.data.chosen_samples import DatasetSubset
 from firecaffe.data.dataset import Batch
+from firecaffe.data.datasets import DatasetSubset
 from firecaffe.data.own_data import CheckedSet
 from firecaffe.data.torch_set import Items, TorchSet
 from firecaffe.errors import (

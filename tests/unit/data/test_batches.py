@@ -22,7 +22,7 @@ from firecaffe.data import (
 )
 from firecaffe.data.augment import normalize, random_crop_mirror
 from firecaffe.data.batches import output_shape
-from firecaffe.data.chosen_samples import hold_out, num_held_out
+from firecaffe.data.datasets import hold_out, num_held_out
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.generated import generate
 from firecaffe.data.packed import RawPart

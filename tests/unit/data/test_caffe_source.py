@@ -13,8 +13,8 @@ from firecaffe.caffe.text import parse
 from firecaffe.data import DataConfig, Dataset, check_data, open_data, open_test
 from firecaffe.data.augment import random_crop_mirror
 from firecaffe.data.caffe_layers import data_layers
-from firecaffe.data.chosen_samples import hold_out
 from firecaffe.data.dataset import ask, same_bits
+from firecaffe.data.datasets import hold_out
 from firecaffe.errors import FirecaffeError
 from firecaffe.training.shared_facts import describe
 from tools.caffe_goldens.data_cases import (

@@ -20,10 +20,15 @@ from firecaffe.data import (
     open_data,
     weighted_draws,
 )
-from firecaffe.data.chosen_samples import SUM_BITS, whole
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.own_data import check_own
-from firecaffe.data.sample_order import WeightedDraws, epoch_order, epoch_order_by_shard
+from firecaffe.data.sample_order import (
+    SUM_BITS,
+    WeightedDraws,
+    epoch_order,
+    epoch_order_by_shard,
+    whole,
+)
 from firecaffe.errors import DataError, FirecaffeError, RecipeError
 from tests.kit.data_photos import make_folder
 from tests.kit.models_refused import refused
