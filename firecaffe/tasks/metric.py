@@ -114,17 +114,14 @@ Prepare = Callable[[Any, Any], tuple[Any, Any]]
 class TorchMetric:
     """A `torchmetrics.Metric` for evaluations on any number of workers."""
 
-    def __init__(
-        self, metric: Any, prepare: Prepare, higher: bool | None = None, share: bool | None = None
-    ) -> None:
+    def __init__(self, metric: Any, prepare: Prepare) -> None:
         """Copy `metric`. Raises RecipeError if its states cannot be combined batch by batch."""
         self.metric, self._prepare = copy.deepcopy(metric), prepare
         # All ranks have the same states. torchmetrics would add them up over the ranks.
         self.metric.sync_on_compute = self.metric._to_sync = False
         self.reductions = reductions_of(metric)
-        self.higher_is_better = metric.higher_is_better if higher is None else higher
-        bounds = metric.plot_lower_bound, metric.plot_upper_bound
-        self.is_share = bounds == (0.0, 1.0) if share is None else share
+        self.higher_is_better = metric.higher_is_better
+        self.is_share = (metric.plot_lower_bound, metric.plot_upper_bound) == (0.0, 1.0)
 
     def of_batch(self, outputs: Any, targets: Any) -> State:
         prediction, targets = self._prepare(outputs, targets)

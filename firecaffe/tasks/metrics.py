@@ -41,7 +41,7 @@ def count_correct(outputs: Any, labels: Tensor) -> Tensor:
     return up_to_place[:: places - 1] if places > 1 else up_to_place.expand(2)
 
 
-Make = Callable[["MetricRow", Known], Metric]
+Make = Callable[[Known], Metric]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class MetricRow:
     """A metric: how each task makes it, its direction, and whether it is a share of 1."""
 
     of: Mapping[str, Make]
-    """Functions by task name, from this row and the properties of the data to the metric."""
+    """Functions by task name, from the properties of the data to the metric."""
     higher_is_better: bool = True
     """Whether a higher value is better."""
     is_share: bool = True
@@ -102,27 +102,24 @@ def _built(name: str, **options: Any) -> Any:
 
 
 def _multiclass(name: str, see: Callable[[Known], Prepare] = _labels, **options: Any) -> Make:
-    def make(row: MetricRow, known: Known) -> Metric:
+    def make(known: Known) -> Metric:
         ignored = known.ignore_index
         made = _built(name, num_classes=known.classes(), ignore_index=ignored, **options)
-        return TorchMetric(made, see(known), row.higher_is_better, row.is_share)
+        return TorchMetric(made, see(known))
 
     return make
 
 
 def _multilabel(name: str, **options: Any) -> Make:
-    def make(row: MetricRow, known: Known) -> Metric:
+    def make(known: Known) -> Metric:
         made = _built(name, num_labels=known.classes(), **options)
-        return TorchMetric(made, _label_probabilities(known), row.higher_is_better, row.is_share)
+        return TorchMetric(made, _label_probabilities(known))
 
     return make
 
 
 def _regression(name: str, see: Prepare = flat, **options: Any) -> Mapping[str, Make]:
-    def make(row: MetricRow, known: Known) -> Metric:
-        return TorchMetric(_built(name, **options), see, row.higher_is_better, row.is_share)
-
-    return {"regression": make}
+    return {"regression": lambda known: TorchMetric(_built(name, **options), see)}
 
 
 def _macro(name: str) -> Mapping[str, Make]:
@@ -135,7 +132,7 @@ def _counted(place: int) -> Mapping[str, Make]:
     def count(outputs: Any, labels: Tensor) -> Tensor:
         return count_correct(outputs, labels)[place]
 
-    return {"classification": lambda row, known: Sums(count, is_share=True)}
+    return {"classification": lambda known: Sums(count)}
 
 
 METRICS: dict[str, MetricRow] = {
@@ -199,7 +196,7 @@ class Named:
         if task in WITH_CLASSES and name not in EXACT:
             known.classes()  # raises now, not in the first evaluation
         self.higher_is_better, self.is_share = row.higher_is_better, row.is_share
-        self._make, self._fewest = partial(row.of[task], row, known), row.fewest
+        self._make, self._fewest = partial(row.of[task], known), row.fewest
 
     @cached_property
     def _made(self) -> Metric:
