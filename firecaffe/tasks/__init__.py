@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from firecaffe.tasks.classification import CLASSIFICATION as CLASSIFICATION
+    from firecaffe.tasks.built_in_tasks import CLASSIFICATION as CLASSIFICATION
     from firecaffe.tasks.config import TaskConfig as TaskConfig
     from firecaffe.tasks.known_tasks import TASKS as TASKS
     from firecaffe.tasks.known_tasks import task_of as task_of
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from firecaffe.tasks.task import Task as Task
 
 _PLACES = {
-    "CLASSIFICATION": "classification",
+    "CLASSIFICATION": "built_in_tasks",
     "Loss": "task",
     "Sums": "metric",
     "TASKS": "known_tasks",
