@@ -20,7 +20,8 @@ from firecaffe.files import DAMAGED, TarHeader, limited, open_regular
 
 LABEL = ".cls"
 MAX_LABEL_BYTES = 64
-PARTS = {"train": "train", "test": "test", "val": "validation", "validation": "validation"}
+PART_WORDS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
+"""Words in the name of a file or folder, and the part that each names."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def _labeled(file: Path, part: str, unread: Counter[str]) -> list[tuple[str, _Me
                 f"{file}: {member.name} has no label; expected {_to_last_dot(member.name)}{LABEL} "
                 "in the same folder, or a folder for each class"
             )
-        named = next((PARTS[folder] for folder in folders if folder in PARTS), part)
+        named = next((PART_WORDS[folder] for folder in folders if folder in PART_WORDS), part)
         samples.append((named, member, folders[-1]))
     return samples
 

@@ -16,15 +16,13 @@ import torch
 from firecaffe.data.dataset import TensorDataset, reading
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.image_folder import TESTS, ImageFolder, class_names, is_image, listed, notes_of
-from firecaffe.data.pack_archives import is_lmdb, open_lmdbs, open_tars
+from firecaffe.data.pack_archives import PART_WORDS, is_lmdb, open_lmdbs, open_tars
 from firecaffe.data.pack_images import Part, Source
 from firecaffe.data.published_formats import ARCHIVE, TRAIN_FILES, open_cifar10, open_idx
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.resume_advice import option
 
 PARTS = ("train", *TESTS)
-PART_WORDS = {"train": "train", "validation": "validation", "val": "validation", "test": "test"}
-"""Words in the name of a file or folder, and the part that each names."""
 
 
 def open_source(path: Path, channel_order: str | None = None) -> Source:
@@ -55,9 +53,8 @@ def open_source(path: Path, channel_order: str | None = None) -> Source:
 
 def part_of(name: str) -> str:
     """Return the part that the name of a file or folder mentions; train if it mentions none."""
-    name_parts = set(re.split(r"[^a-z]+", name.lower()))
-    parts = [part for word, part in PART_WORDS.items() if word in name_parts]
-    return parts[0] if parts else "train"
+    name_parts = re.split(r"[^a-z]+", name.lower())
+    return next((part for word, part in PART_WORDS.items() if word in name_parts), "train")
 
 
 def _is_folder(path: Path) -> bool:
