@@ -163,9 +163,7 @@ def counts_of(dataset: Dataset) -> tuple[int | None, int | None]:
     """Return the data's numbers of classes and channels, each None if the data lack it."""
     if is_images(dataset):
         return dataset.num_classes, dataset.sample_CHW[0]
-    inputs = layout_of(dataset).inputs
-    is_image = isinstance(inputs, TensorLayout) and len(inputs.shape) == 3
-    return num_classes(dataset), inputs.shape[0] if is_image else None
+    return num_classes(dataset), layout_of(dataset).channels
 
 
 def build_network(
