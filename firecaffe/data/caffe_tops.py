@@ -20,7 +20,7 @@ from torch import Tensor
 
 from firecaffe.data.caffe_layers import Transformer
 from firecaffe.data.caffe_records import ImageRecords, Pixels, Record
-from firecaffe.data.decode import PARTS_PER_THREAD, decode_threads
+from firecaffe.data.decode import decode_threads, thread_parts
 from firecaffe.data.packed import HELD_BYTES
 from firecaffe.errors import DataError
 from firecaffe.files import open_regular
@@ -64,7 +64,6 @@ class ImageTops(Tops):
         first = self.records.read(samples[0])
         images_BCHW = torch.empty(len(samples), *self._shape(first, samples[0]))
         labels_B = torch.empty(len(samples), dtype=torch.int64)
-        length = max(1, len(samples) // (PARTS_PER_THREAD * self.threads))
 
         def some(places: range) -> None:
             for place in places:
@@ -74,8 +73,7 @@ class ImageTops(Tops):
                 draw = None if draws is None else draws[place]
                 self.transformer.write(images_BCHW[place].numpy(), record.image_CHW, draw)
 
-        places = range(len(samples))
-        parts = [places[at : at + length] for at in range(0, len(samples), length)]
+        parts = thread_parts(len(samples), self.threads)
         for _ in self._pool.map(some, parts) if self.threads > 1 else map(some, parts):
             pass
         return [images_BCHW, labels_B] if self.has_labels else [images_BCHW]

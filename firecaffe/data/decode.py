@@ -12,7 +12,6 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -304,6 +303,12 @@ def decode_threads(asked: int) -> int:
     return count if is_bound else max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
+def thread_parts(count: int, threads: int) -> list[range]:
+    """Divide a batch's places. Submitting them one by one costs a twentieth of decoding's time."""
+    length = max(1, count // (PARTS_PER_THREAD * threads))
+    return [range(count)[at : at + length] for at in range(0, count, length)]
+
+
 class StoredSet(Images):
     """Images of bytes and of one shape that are read from storage on request."""
 
@@ -360,17 +365,13 @@ class DecodedSet(StoredSet):
             len(indices_B), *shape, dtype=torch.uint8, memory_format=torch.channels_last
         )
         samples = indices_B.tolist()
-        work = partial(self._some, transform, images_BCHW, samples)
-        # Submitting images one by one would take a twentieth of the time of decoding.
-        length = max(1, len(samples) // (PARTS_PER_THREAD * self.threads))
-        parts = [range(len(samples))[at : at + length] for at in range(0, len(samples), length)]
-        used = [number for part in self._pool.map(work, parts) for number in part]
-        return images_BCHW, self.source.labels(torch.tensor(used, dtype=torch.int64))
 
-    def _some(
-        self, transform: Transform, images_BCHW: Tensor, samples: list[int], places: range
-    ) -> list[int]:
-        return [self._one(transform, images_BCHW, place, samples[place]) for place in places]
+        def some(places: range) -> list[int]:
+            return [self._one(transform, images_BCHW, place, samples[place]) for place in places]
+
+        parts = thread_parts(len(samples), self.threads)
+        used = [number for part in self._pool.map(some, parts) for number in part]
+        return images_BCHW, self.source.labels(torch.tensor(used, dtype=torch.int64))
 
     def _one(self, transform: Transform, images_BCHW: Tensor, place: int, sample: int) -> int:
         for number in range(sample, sample + MAX_REPLACED):
