@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from firecaffe.api.answer import (
+    DEFAULT_CLUSTER,
     UNCUT_WIDTH,
     Answer,
     check_cluster_file,
@@ -18,7 +19,6 @@ from firecaffe.api.answer import (
 )
 from firecaffe.api.argument_checks import commas, filled, paths_of, refuse_beside
 from firecaffe.api.plan_inputs import (
-    USUAL_CLUSTER,
     NetworkAlone,
     Work,
     clusters_of,
@@ -178,7 +178,7 @@ class Planned(Answer):
 def plan(
     recipe: Recipe | str | Path | None = None,
     *,
-    cluster: str | Path | Sequence[str | Path] = USUAL_CLUSTER,
+    cluster: str | Path | Sequence[str | Path] = DEFAULT_CLUSTER,
     device: str = "",
     links: str | float | Sequence[float] = "",
     per_node: int = 1,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from firecaffe.api.answer import DEFAULT_CLUSTER
 from firecaffe.api.argument_checks import check_count, commas, refuse_beside
 from firecaffe.api.plan_layouts import recipe_layout
 from firecaffe.api.recipe_argument import network_of, recipe_of
@@ -128,10 +129,6 @@ def numbers_of(typed: str) -> list[int]:
     return workers
 
 
-USUAL_CLUSTER = "cpu-host"
-"""The cluster if nothing is given."""
-
-
 def clusters_of(
     cluster: str | Path | Sequence[str | Path],
     device: str,
@@ -150,7 +147,7 @@ def clusters_of(
         # Other values are paths, which may contain commas.
         paths = [cluster] if isinstance(cluster, Path) else cluster
         return [load_cluster(str(path)) for path in paths]
-    refuse_beside(option("device"), cluster=cluster != USUAL_CLUSTER)
+    refuse_beside(option("device"), cluster=cluster != DEFAULT_CLUSTER)
     rates = commas("links", links)
     return offers(device, rates_of(rates) if rates else USUAL_GBIT_PER_S, per_node)
 
@@ -184,7 +181,7 @@ def _learn_rates(paths: Sequence[Path], clusters: Sequence[Cluster]) -> tuple[Cl
             f"{option('runs')} takes one file of rates, or folders of runs; found {len(paths)} "
             f"paths, of which {paths[0]} is a file"
         )
-    is_given = clusters[0].name != USUAL_CLUSTER
+    is_given = clusters[0].name != DEFAULT_CLUSTER
     refuse_beside(f"{paths[0]}, which names its cluster", cluster=is_given)
     rates, cluster = load_rates(paths[0])
     learned = learn_rates(cluster, rates.trainings)
