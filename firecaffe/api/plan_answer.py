@@ -17,10 +17,11 @@ from firecaffe.api.answer import (
     check_target,
     write_cluster,
 )
-from firecaffe.api.argument_checks import commas, filled, paths_of, refuse_beside
+from firecaffe.api.argument_checks import commas, filled, paths_of
 from firecaffe.api.plan_inputs import (
     NetworkAlone,
     Work,
+    check_exclusive,
     clusters_of,
     compressors_of,
     exchanges_of,
@@ -252,43 +253,13 @@ def plan(
     check_picture(option("plot"), str(plot), overwrite, (".png",))
     check_target(option("html"), str(html), overwrite, (".html",))
     check_cluster_file(write, overwrite)
+    check_exclusive(locals())
     numbers = "" if workers is None else filled("workers", commas("workers", workers))
     shared = "" if ways is None else filled("ways", commas("ways", ways))
-    if device:
-        beside = {"modes": modes, "ways": ways, "draw": draw, "fcz": fcz, "all": all, "runs": runs}
-        refuse_beside(option("device"), write=write, measure=measure, **beside)
-    if measure:
-        beside = {"precision": precision, "channels_last": channels_last, "runs": runs}
-        refuse_beside(option("measure"), write=write, **beside)
-    if html:
-        refuse_beside(option("html"), compare=compare)
     clusters, learned = clusters_of(cluster, device, links, per_node), list[str]()
-    is_alone = bool(runs) and recipe is None and not (model or compare)
-    if is_alone:  # nothing is planned
-        refuse_beside(
-            f"{option('runs')} alone",
-            args=args,
-            input=input,
-            global_batch_size=global_batch_size,
-            micro_batch_size=micro_batch_size,
-            workers=workers,
-            exchanges=exchanges != "all",
-            compressors=compressors,
-            modes=modes,
-            ways=ways,
-            draw=draw,
-            fcz=fcz,
-            precision=precision,
-            channels_last=channels_last,
-            epochs=epochs,
-            noise_scale=noise_scale,
-            all=all,
-            plot=plot,
-            html=html,
-        )
     if runs or write:
         clusters[0], learned = learn_from(clusters, paths_of("runs", runs), trust_code)
-    if is_alone:
+    if runs and recipe is None and not (model or compare):  # nothing is planned
         return Planned([], [*learned, *_written(write, clusters[0])], None, all, draw, [])
     check_precision(precision, clusters)
     law = parse_epochs(epochs, noise_scale)
@@ -304,8 +275,6 @@ def plan(
         works = works_of(alone, compare, chosen)
         used = compressors_of(compressors)
     else:
-        sizes = {"global_batch_size": global_batch_size, "micro_batch_size": micro_batch_size}
-        refuse_beside("a recipe", model=model, args=args, input=input, compare=compare, **sizes)
         checked = recipe_of(recipe)
         path = "recipe" if isinstance(recipe, Recipe) else str(recipe)
         works = {name or path: work_of(checked, chosen)}

@@ -27,6 +27,28 @@ from firecaffe.resume_advice import option
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.user_code import shown
 
+NO_EFFECT = {
+    "device": "write measure modes ways draw fcz all runs",
+    "measure": "write precision channels_last runs",
+    "html": "compare",
+    "runs alone": "args input global_batch_size micro_batch_size workers exchanges compressors "
+    "modes ways draw fcz precision channels_last epochs noise_scale all plot html",
+    "recipe": "model args input compare global_batch_size micro_batch_size",
+}
+"""Arguments of `plan` that have no effect, by the argument beside which they have none."""
+
+
+def check_exclusive(given: Mapping[str, Any]) -> None:
+    """Raise RecipeError if an argument of `plan` has no effect beside another that is given."""
+    has_training = given["recipe"] is not None or given["model"] or given["compare"]
+    is_given = dict(given, exchanges=given["exchanges"] != "all")
+    is_given["runs alone"] = given["runs"] and not has_training
+    for word, others in NO_EFFECT.items():
+        if is_given[word]:
+            what = "a recipe" if word == "recipe" else option(word)
+            refuse_beside(what, **{name: is_given[name] for name in others.split()})
+
+
 MAX_WORKERS = 1_000_000
 MIN_BATCH_SIZE = 256
 """Least global batch size of a network alone, if only its micro-batch size is given."""
