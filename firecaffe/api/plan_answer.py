@@ -17,20 +17,21 @@ from firecaffe.api.answer import (
     check_target,
     write_cluster,
 )
-from firecaffe.api.argument_checks import commas, filled, paths_of
+from firecaffe.api.argument_checks import paths_of
 from firecaffe.api.plan_inputs import (
     NetworkAlone,
-    Work,
+    PlannedTraining,
     check_exclusive,
     clusters_of,
     compressors_of,
     exchanges_of,
     learn_from,
-    work_of,
+    powers_of_two,
+    training_of,
+    trainings_of,
     workers_of,
-    works_of,
 )
-from firecaffe.api.plan_layouts import Parallel, parse_ways
+from firecaffe.api.plan_layouts import Parallel, ways_of
 from firecaffe.api.plan_links import LinkChoice
 from firecaffe.api.plan_page import write_page
 from firecaffe.api.plan_tables import (
@@ -159,10 +160,9 @@ class Planned(Answer):
         plans = [plan.as_dict(self.transfer) for plan in self.plans]
         if not self.choices:
             return plans
-        size = len(plans) // len(self.choices)
         return [
-            choice.as_dict() | {"plans": plans[number * size : (number + 1) * size]}
-            for number, choice in enumerate(self.choices)
+            choice.as_dict() | {"plans": [own for own in plans if own["workload"] == choice.name]}
+            for choice in self.choices
         ]
 
     def _parts(self) -> Iterator[RenderableType]:
@@ -254,93 +254,79 @@ def plan(
     check_target(option("html"), str(html), overwrite, (".html",))
     check_cluster_file(write, overwrite)
     check_exclusive(locals())
-    numbers = "" if workers is None else filled("workers", commas("workers", workers))
-    shared = "" if ways is None else filled("ways", commas("ways", ways))
     clusters, learned = clusters_of(cluster, device, links, per_node), list[str]()
     if runs or write:
         clusters[0], learned = learn_from(clusters, paths_of("runs", runs), trust_code)
-    if runs and recipe is None and not (model or compare):  # nothing is planned
-        return Planned([], [*learned, *_written(write, clusters[0])], None, all, draw, [])
     check_precision(precision, clusters)
     law = parse_epochs(epochs, noise_scale)
 
     def chosen(work: Workload) -> Workload:
         return replace(in_precision(work, precision, channels_last), epochs_law=law)
 
-    checked: CheckedRecipe | None = None
-    if recipe is None:
-        pair = global_batch_size, micro_batch_size
-        least = min((on.device for on in clusters), key=lambda on: on.memory_bytes)
-        alone = NetworkAlone(model, args or {}, input, pair, numbers, least)
-        works = works_of(alone, compare, chosen)
-        used = compressors_of(compressors)
-    else:
-        checked = recipe_of(recipe)
+    numbers, trainings = workers_of(workers), dict[str, PlannedTraining]()
+    checked = None if recipe is None else recipe_of(recipe)
+    if checked is not None:
         path = "recipe" if isinstance(recipe, Recipe) else str(recipe)
-        works = {name or path: work_of(checked, chosen)}
-        used = compressors_of(compressors, checked.exchange.compressor)
+        trainings = {name or path: training_of(checked, chosen)}
+    elif model or compare or not runs:  # runs alone correct the cluster
+        sizes = global_batch_size, micro_batch_size
+        least = min((on.device for on in clusters), key=lambda on: on.memory_bytes)
+        alone = NetworkAlone(model, args or {}, input, sizes, numbers, least)
+        trainings = trainings_of(alone, compare, chosen)
+    names, codecs = exchanges_of(exchanges), compressors_of(compressors, checked)
+    request = PlanRequest(numbers, names, codecs, modes, ways_of(ways), draw)
     if measure:
         clusters, learned = _measure(checked, clusters)
-    names = exchanges_of(commas("exchanges", exchanges))
-    asked = Asked(numbers, names, used, modes, shared, draw)
     transfer = transfer_of(Path(fcz)) if fcz else None
-    plans = [_plan(key, work, on, asked) for key, work in works.items() for on in clusters]
-    learned += _written(write, clusters[0])
+    plans = [request.plan(key, of, on) for key, of in trainings.items() for on in clusters]
+    choices = [
+        LinkChoice.of(key, of.work, [(p.cluster, p.rows) for p in plans if p.name == key], names)
+        for key, of in trainings.items()
+    ]
+    if write:
+        write_cluster(Path(write), replace(clusters[0], name=Path(write).stem))
     if plot:
         draw_plot(Path(plot), [(f"{p.name} on {p.cluster.name}", p.rows) for p in plans])
-        learned.append(f"wrote {plot}")
-    by_work = [(key, work[0], [p for p in plans if p.name == key]) for key, work in works.items()]
-    choices = [
-        LinkChoice.of(key, work, [(p.cluster, p.rows) for p in own], names)
-        for key, work, own in by_work
-    ]
     if html:
         write_page(Path(html), choices[0], bool(device))
-        learned.append(f"wrote {html}")
+    learned += [f"wrote {path}" for path in (write, plot, html) if path]
     return Planned(plans, learned, transfer, all, draw, choices if device else [])
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """The forecasts that are asked for, of each training on each cluster."""
 
-    workers: str
-    exchanges: list[str] | None
-    compressors: list[str]
+    workers: Sequence[int]
+    """Empty for powers of two."""
+    exchanges: Sequence[str] | None
+    """None for all."""
+    compressors: Sequence[str]
     modes: bool
-    ways: str
+    ways: Sequence[str]
     draw: bool
 
-
-def _plan(name: str, of: Work, cluster: Cluster, asked: Asked) -> Plan:
-    work, synchrony, network, own = of
-    workers = workers_of(asked.workers, work, cluster)
-    try:
-        rows = forecasts(work, cluster, workers, asked.exchanges, asked.compressors)
-    except ValueError as error:
-        if type(error) is not ValueError:  # numpy raises subclasses, an exchange a plain one
-            raise
-        raise RecipeError(f"{option('workers')}: {error}") from error
-    shared = parse_ways(asked.ways) if asked.ways else []
-    is_shared = bool(shared) or own is not None
-    if asked.draw and not is_shared:
-        raise RecipeError(
-            f"{option('draw')} shows which rank holds what of a network that is shared: by a "
-            f"recipe with [parallel], or {option('ways')}; found neither"
-        )
-    if not (is_shared or any(row.fits for row in rows)):
-        raise RecipeError(does_not_fit(work, cluster, rows))
-    has_modes = asked.modes or synchrony.mode != EVERY_STEP
-    modes = Modes(work, cluster, rows, synchrony) if has_modes else None
-    parallel = Parallel(network, work, cluster, rows, shared, own) if is_shared else None
-    return Plan(name, work, cluster, rows, modes, parallel)
-
-
-def _written(path: str | Path, cluster: Cluster) -> list[str]:
-    if not path:
-        return []
-    write_cluster(Path(path), replace(cluster, name=Path(path).stem))
-    return [f"wrote {path}"]
+    def plan(self, name: str, training: PlannedTraining, cluster: Cluster) -> Plan:
+        work, synchrony, own = training.work, training.synchrony, training.layout
+        workers = self.workers or powers_of_two(work, cluster)
+        try:
+            rows = forecasts(work, cluster, workers, self.exchanges, self.compressors)
+        except ValueError as error:
+            if type(error) is not ValueError:  # numpy raises subclasses, an exchange a plain one
+                raise
+            raise RecipeError(f"{option('workers')}: {error}") from error
+        is_shared = bool(self.ways) or own is not None
+        if self.draw and not is_shared:
+            raise RecipeError(
+                f"{option('draw')} shows which rank holds what of a network that is shared: by a "
+                f"recipe with [parallel], or {option('ways')}; found neither"
+            )
+        if not (is_shared or any(row.fits for row in rows)):
+            raise RecipeError(does_not_fit(work, cluster, rows))
+        has_modes = self.modes or synchrony.mode != EVERY_STEP
+        modes = Modes(work, cluster, rows, synchrony) if has_modes else None
+        shared = (training.network, work, cluster, rows, self.ways, own)
+        return Plan(name, work, cluster, rows, modes, Parallel(*shared) if is_shared else None)
 
 
 def _links(clusters: Sequence[Cluster]) -> dict[str, float]:

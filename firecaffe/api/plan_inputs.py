@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.api.answer import DEFAULT_CLUSTER
-from firecaffe.api.argument_checks import check_count, commas, refuse_beside
+from firecaffe.api.argument_checks import check_count, commas, filled, refuse_beside
 from firecaffe.api.plan_layouts import recipe_layout
 from firecaffe.api.recipe_argument import network_of, recipe_of
 from firecaffe.errors import RecipeError
@@ -55,17 +55,24 @@ MIN_BATCH_SIZE = 256
 MIN_MICRO_BATCHES = 32
 """Least micro-batches of a network alone, if no global batch size is given."""
 
-Work = tuple[Workload, SynchronyConfig, ModelConfig, RecipeLayout | None]
-"""A workload, with [synchrony], the network and the recipe's layout, if it has one."""
+
+@dataclass(frozen=True)
+class PlannedTraining:
+    """A training to plan; its layout is that of a recipe with [parallel]."""
+
+    work: Workload
+    synchrony: SynchronyConfig
+    network: ModelConfig
+    layout: RecipeLayout | None = None
 
 
 Chosen = Callable[[Workload], Workload]
 """Applies the arithmetic and the law of epochs that were asked for to a workload."""
 
 
-def work_of(recipe: CheckedRecipe, chosen: Chosen) -> Work:
+def training_of(recipe: CheckedRecipe, chosen: Chosen) -> PlannedTraining:
     work = chosen(workload_of(recipe))
-    return work, recipe.synchrony, recipe.model, recipe_layout(recipe, work)
+    return PlannedTraining(work, recipe.synchrony, recipe.model, recipe_layout(recipe, work))
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class NetworkAlone:
     input: str
     sizes: tuple[int | None, int | None]
     """The global batch size and the micro-batch size."""
-    workers: str
+    workers: Sequence[int]
     device: Device
     """The device with the least memory."""
 
@@ -85,15 +92,13 @@ class NetworkAlone:
 SIZES = ("global_batch_size", "micro_batch_size")
 
 
-def works_of(
-    alone: NetworkAlone,
-    compare: Sequence[Recipe | str | Path],
-    chosen: Chosen,
-) -> dict[str, Work]:
+def trainings_of(
+    alone: NetworkAlone, compare: Sequence[Recipe | str | Path], chosen: Chosen
+) -> dict[str, PlannedTraining]:
     if bool(alone.model) == bool(compare):
         raise RecipeError(f"plan takes a recipe, {option('model')} or {option('compare')}")
     if not compare:
-        return {alone.model: _work_alone(alone, chosen)}
+        return {alone.model: _training_alone(alone, chosen)}
     for word, size in zip(SIZES, alone.sizes, strict=True):
         if size is not None:
             raise RecipeError(
@@ -103,14 +108,14 @@ def works_of(
     if isinstance(compare, str | Path) or len(compare) != 2:
         raise RecipeError(f"{option('compare')} is {shown(compare)}; expected two recipes")
     return {
-        f"recipe {number}" if isinstance(training, Recipe) else str(training): work_of(
-            recipe_of(training), chosen
+        f"recipe {number}" if isinstance(recipe, Recipe) else str(recipe): training_of(
+            recipe_of(recipe), chosen
         )
-        for number, training in enumerate(compare, start=1)
+        for number, recipe in enumerate(compare, start=1)
     }
 
 
-def _work_alone(alone: NetworkAlone, chosen: Chosen) -> Work:
+def _training_alone(alone: NetworkAlone, chosen: Chosen) -> PlannedTraining:
     for word, size in zip(SIZES, alone.sizes, strict=True):
         if size is not None:
             check_count(word, size, 1)
@@ -120,7 +125,7 @@ def _work_alone(alone: NetworkAlone, chosen: Chosen) -> Work:
     if micro is None:
         one = chosen(workload_of_model(network, shape, 1, 1))
         micro = usual_micro_batch(one, alone.device)
-        workers = max([*numbers_of(alone.workers), 1])
+        workers = max([*alone.workers, 1])
         while batch is not None and micro > 1 and (batch % micro or batch // micro < workers):
             micro //= 2
         said.append(
@@ -129,24 +134,28 @@ def _work_alone(alone: NetworkAlone, chosen: Chosen) -> Work:
         )
     if batch is None:
         least = max(1, MIN_BATCH_SIZE // micro) if alone.sizes[1] else MIN_MICRO_BATCHES
-        most = max([*numbers_of(alone.workers), least])
+        most = max([*alone.workers, least])
         batch = most * micro
         said.append(
             f"no global batch size is given: {batch} is taken, {most} "
             f"micro-batches of {micro} for at most as many workers"
         )
     work = chosen(workload_of_model(network, shape, batch, micro))
-    return replace(work, assumption="; ".join(said)), SynchronyConfig(), network, None
+    return PlannedTraining(replace(work, assumption="; ".join(said)), SynchronyConfig(), network)
 
 
-def numbers_of(typed: str) -> list[int]:
+def workers_of(given: int | str | Sequence[int] | None) -> list[int]:
+    """Return the numbers of workers, if any are given. Raises: RecipeError."""
+    if given is None:
+        return []
+    typed = filled("workers", commas("workers", given))
     try:
-        workers = sorted({int(word) for word in typed.split(",") if typed})
+        workers = sorted({int(word) for word in typed.split(",")})
     except ValueError:
         raise RecipeError(
             f"{option('workers')} is {typed!r}; it must be numbers with commas between, as 1,2,4"
         ) from None
-    if workers and workers[-1] > MAX_WORKERS:
+    if workers[-1] > MAX_WORKERS:
         raise RecipeError(f"{option('workers')} is {workers[-1]}; it must be at most {MAX_WORKERS}")
     return workers
 
@@ -210,8 +219,9 @@ def _learn_rates(paths: Sequence[Path], clusters: Sequence[Cluster]) -> tuple[Cl
     return learned.whole(), [*learned.lines(), *judgement_lines(learned)]
 
 
-def exchanges_of(text: str) -> list[str] | None:
-    """Parse the names of exchanges; None for all. Raises RecipeError for an unknown one."""
+def exchanges_of(given: str | Sequence[str]) -> list[str] | None:
+    """Return the names of exchanges; None for all. Raises RecipeError for an unknown one."""
+    text = commas("exchanges", given)
     if text == "all":
         return None
     # Do not split at the comma of hierarchical(INNER,OUTER).
@@ -229,8 +239,10 @@ def exchanges_of(text: str) -> list[str] | None:
 PLANNED = ", ".join((NO_COMPRESSOR, *PRICED))
 
 
-def compressors_of(given: str | Sequence[str] | None, of_recipe: str = NO_COMPRESSOR) -> list[str]:
+def compressors_of(given: str | Sequence[str] | None, recipe: CheckedRecipe | None) -> list[str]:
+    """Return the names of codecs; without any, the recipe's and none. Raises: RecipeError."""
     if given is None:
+        of_recipe = recipe.exchange.compressor if recipe else NO_COMPRESSOR
         if of_recipe not in (NO_COMPRESSOR, *PRICED):
             raise RecipeError(
                 f"exchange.compressor is {of_recipe!r}, which has no forecast: what it sends is "
@@ -247,8 +259,7 @@ def compressors_of(given: str | Sequence[str] | None, of_recipe: str = NO_COMPRE
     return names
 
 
-def workers_of(typed: str, work: Workload, cluster: Cluster) -> list[int]:
-    if not typed:
-        most = min(work.num_micro_batches, cluster.most_devices or MAX_WORKERS)
-        return [1 << k for k in range(most.bit_length())]
-    return numbers_of(typed)
+def powers_of_two(work: Workload, cluster: Cluster) -> list[int]:
+    """Return the numbers of workers to plan if none are given."""
+    most = min(work.num_micro_batches, cluster.most_devices or MAX_WORKERS)
+    return [1 << k for k in range(most.bit_length())]

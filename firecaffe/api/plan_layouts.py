@@ -11,6 +11,7 @@ from rich.text import Text
 from torch import nn
 
 from firecaffe.api.answer import numbers_table, time_text
+from firecaffe.api.argument_checks import commas, filled
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
@@ -52,8 +53,11 @@ WAY_HEADERS = (
 )
 
 
-def parse_ways(words: str) -> list[str]:
-    """Parse the names of ways. Raises RecipeError for an unknown one."""
+def ways_of(ways: str | Sequence[str] | None) -> list[str]:
+    """Return the names of ways, if any are given. Raises RecipeError for an unknown one."""
+    if ways is None:
+        return []
+    words = filled("ways", commas("ways", ways))
     names = [*WAYS] if words == "all" else words.split(",")
     for name in names:
         if name not in WAYS:
