@@ -49,6 +49,7 @@ SHARED = {
     **dict.fromkeys(("evaluate", "predict", "export", "unpack"), "trained_network"),
     **dict.fromkeys(("import", "data", "pack"), "import_and_pack"),
     **dict.fromkeys(("verify", "replay", "demo"), "same_bits"),
+    **dict.fromkeys(("bench_exchange", "bench_step", "bench_data"), "bench"),
 }
 """The file of each command that shares one; other commands have a file of their name."""
 

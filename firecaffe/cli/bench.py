@@ -1,10 +1,205 @@
-"""`firecaffe bench PART`: each part is a separate command, in `bench_PART`."""
+"""`firecaffe bench PART`: measurements of this machine's exchanges, steps and input."""
 
-from importlib import import_module
+from jsonargparse import ActionYesNo
 
+from firecaffe.api.answer import DEFAULT_CLUSTER
+from firecaffe.cli.arguments import Parser
+from firecaffe.cli.shared_options import NAME, add_network_options
 from firecaffe.errors import RecipeError
+from firecaffe.exchange import EXCHANGES
+from firecaffe.recipe.sections import Recipe
 
-PARTS = ("exchange", "step", "data")
+EXCHANGE_USAGE = (
+    "[--nproc-per-node N] [--exchanges all|a,b,…] [--compressors a,b,…] [-b 8] [-e 128M] [-f 2] "
+    "[-n 7] [--no-shared-memory] [--link BITS_PER_S] [--json]"
+)
+EXCHANGE_NOTES = (
+    "Options and columns are those of nccl-tests. Under torchrun the command measures that world.",
+    "Every sum is checked before anything is timed, and in every repetition: sums of whole numbers "
+    "exactly, sums in tree order also bit for bit. A compressed sum must be as near as its codec "
+    "promises, and the same bits on all ranks. A wrong sum gives exit code 7.",
+    "A time is that of the slowest rank; a row has the median, min and max. Exchanges take turns "
+    "within each repetition. `/ native` is the median ratio to the backend's all_reduce.",
+    "through: group (the backend's process group), memory (shared within a host), or both. wire: "
+    "bytes one way through the busiest rank, without headers. algbw: size / time. busbw: algbw · "
+    "2 (p - 1) / p. Both are in 10^9 bytes/s.",
+    "The link is measured between rank 0 and the first rank of another node. of bound: the least "
+    "time of any all-reduce on such links, 2 (p - 1) / p · size / link, over the time.",
+    "auto, the last line, is what exchange.algorithm = auto would take at each size.",
+)
+
+
+def make_parser_bench_exchange() -> Parser:
+    parser = Parser(
+        "bench exchange",
+        EXCHANGE_USAGE,
+        "Measure exchanges side by side with the backend's own all_reduce, and the link between "
+        "two ranks.",
+        notes=EXCHANGE_NOTES,
+    )
+    add = parser.add
+    add("--nproc-per-node", default=2, metavar="N", help="ranks to start on this host")
+    add(
+        "--exchanges",
+        default="all",
+        metavar="A,B",
+        help=f"all, or some of {', '.join((*EXCHANGES, 'hierarchical(INNER,OUTER)'))}",
+    )
+    add(
+        "--compressors",
+        type=str,
+        metavar="A,B",
+        help="codecs whose sums are timed too, as exchange.compressor has them",
+    )
+    size, count = "SIZE", "N"
+    add(
+        "-b",
+        "--minbytes",
+        default="8",
+        metavar=size,
+        help="smallest size, in bytes; K, M and G are of 1024",
+    )
+    add("-e", "--maxbytes", default="128M", metavar=size, help="largest size")
+    add("-f", "--stepfactor", default=2, metavar=count, help="factor from size to size")
+    add("-n", "--iters", default=7, metavar=count, help="repetitions that count")
+    add("--device", default="auto", help="auto, cpu or cuda")
+    add(
+        "--link",
+        type=str,
+        metavar="RATE",
+        help="rate of a rank's link, one way, in bits/s, as 200M or 2.5G (k is 1000); else as "
+        "measured",
+    )
+    add(
+        "--shared-memory",
+        action=ActionYesNo(no_prefix="no-"),
+        default=True,
+        help="ranks of one host add in shared memory, as in training",
+    )
+    add(
+        "--master-port", default=0, metavar="PORT", help="port at which ranks meet; 0: any free one"
+    )
+    add("--json", action="store_true", help="print one JSON object, complete")
+    return parser
+
+
+def main_bench_exchange(argv: list[str]) -> int:
+    from firecaffe.api.exchange_bench import bench_exchange
+    from firecaffe.cli.arguments import check_launched, show
+    from firecaffe.cluster.world import is_launched
+
+    parser = make_parser_bench_exchange()
+    options = parser.parse_args(argv)
+    if is_launched():
+        check_launched(parser, argv, options.nproc_per_node)
+    answer = bench_exchange(**parser.arguments(options))
+    if answer is not None:
+        show(answer, options.json)
+    return 0
+
+
+def add_cluster_file(parser: Parser) -> None:
+    """Add --write, a cluster file for measurements, and --cluster, which it starts from."""
+    parser.add("--write", metavar="FILE", help="the cluster file to write")
+    parser.add_overwrite()
+    parser.add(
+        "--cluster",
+        metavar="NAME",
+        help=f"with --write: the cluster that the file starts from; else {DEFAULT_CLUSTER}",
+    )
+
+
+STEP_USAGE = (
+    "RECIPE.toml | --model NAME [--sizes 1,2,4,…] [--cluster NAME|FILE] "
+    "[--write FILE.toml [--overwrite]]"
+)
+
+
+def make_parser_bench_step(has_recipe: bool = False) -> Parser:
+    """Make the parser. With `has_recipe`, it lacks the options that replace a recipe."""
+    parser = Parser(
+        "bench step",
+        STEP_USAGE,
+        "Time the steps of one worker at each micro-batch size: samples/s and their share of the "
+        "best, the update, memory, and the time by type of layer.",
+        takes_recipe=True,
+        instead={"train.micro_batch_size": "--sizes says which are measured"},
+        notes=(
+            "--write puts the measurements into a cluster file for `firecaffe plan`. From three "
+            "sizes on, the device's efficiency and overhead are fitted to them.",
+        ),
+    )
+    add = parser.add
+    add("--sizes", default="1,2,4,8,16,32", metavar="N,N", help="micro-batch sizes to measure")
+    add("--seconds", default=2.0, metavar="S", help="least time for each size")
+    add_cluster_file(parser)
+    add("--json", action="store_true", help="print JSON")
+    if not has_recipe:
+        add = parser.add_group("instead of a recipe")
+        add("--model", metavar="NAME", help=NAME)
+        add_network_options(add)
+    return parser
+
+
+def main_bench_step(argv: list[str]) -> int:
+    from firecaffe.api.step_rates import bench_step
+    from firecaffe.cli.arguments import show
+    from firecaffe.cli.typed_recipe import parse_recipe
+
+    recipe: Recipe | None = None
+    parser = make_parser_bench_step()
+    if parser.read(argv).positionals:
+        parser = make_parser_bench_step(has_recipe=True)
+        recipe, options = parse_recipe(parser, argv)
+    else:
+        options = parser.parse_args(argv)
+        if not options.model:
+            raise RecipeError(f"give a recipe or --model; usage: firecaffe bench step {STEP_USAGE}")
+    show(bench_step(recipe, **parser.arguments(options)), options.json)
+    return 0
+
+
+DATA_NOTES = (
+    "It says what limits and, with --model-rate, how many decoding threads and how much of this "
+    "storage the rate takes. It also measures the same images as a folder of files and packed.",
+    "Cold: the system is asked to forget the files. It may still know the names of new files, "
+    "which favors the folder.",
+    "--write puts the rates of storage and decoding into a cluster file, so that `plan` knows when "
+    "a training waits for its data.",
+)
+
+
+def make_parser_bench_data() -> Parser:
+    parser = Parser(
+        "bench data",
+        "PATH [--model-rate R] [--threads N] [--write FILE.toml [--overwrite]] [options]",
+        "Measure the input of a packed data set, a folder of images or tar files: images/s of "
+        "storage (cold and warm), decoding, cropping, batching and copying, alone and together.",
+        notes=DATA_NOTES,
+    )
+    add = parser.add
+    add("path", type=str, help="a packed data set, a folder of images, or tar files")
+    add("--model-rate", default=0.0, metavar="R", help="images/s that a node's training needs")
+    add("--images", default=1000, metavar="N", help="measure at most so many, drawn at random")
+    add("--threads", default=0, metavar="N", help="threads; 0: one for each core")
+    add("--resize", default=256, metavar="S", help="data.resize")
+    add("--crop", default=224, metavar="S", help="data.crop")
+    add_cluster_file(parser)
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def main_bench_data(argv: list[str]) -> int:
+    from firecaffe.api.input_rates import bench_data
+    from firecaffe.cli.arguments import show
+
+    parser = make_parser_bench_data()
+    options = parser.parse_args(argv)
+    show(bench_data(**parser.arguments(options)), options.json)
+    return 0
+
+
+PARTS = {"exchange": main_bench_exchange, "step": main_bench_step, "data": main_bench_data}
 
 
 def main(argv: list[str]) -> int:
@@ -13,6 +208,4 @@ def main(argv: list[str]) -> int:
         raise RecipeError(
             f"bench measures `exchange`, `step` or `data`, as in `bench exchange`; found {given}"
         )
-    module = import_module(f"firecaffe.cli.bench_{argv[0]}")
-    exit_code: int = module.main(argv[1:])
-    return exit_code
+    return PARTS[argv[0]](argv[1:])

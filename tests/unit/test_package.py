@@ -76,9 +76,7 @@ NOT_LOADED: dict[str, tuple[str, ...]] = {
 NOT_LOADED_TO_RUN: dict[str, tuple[str, ...]] = {
     "compare": ("torch", TESTS),
     "same_bits": (*HEAVY, CODER),
-    **dict.fromkeys(
-        ("tune", "check", "compress", "bench_exchange", "bench_step", "bench_data"), HEAVY
-    ),
+    **dict.fromkeys(("tune", "check", "compress", "bench"), HEAVY),
     "trained_network": (TRAINS, *HEAVY),
     **dict.fromkeys(("profile", "import_and_pack"), (TRAINS, *HEAVY, CODER)),
     "explain": (TRAINS, COMPILER, METRICS, CODER),

@@ -11,7 +11,7 @@ from firecaffe.api.exchange_bench import (
     parse_size,
     sizes,
 )
-from firecaffe.cli.bench_exchange import make_parser
+from firecaffe.cli.bench import make_parser_bench_exchange
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 
@@ -112,7 +112,7 @@ def test_no_compressors(text: str) -> None:
     [([], True), (["--shared-memory"], True), (["--no-shared-memory"], False)],
 )
 def test_memory_is_shared_as_in_training(argv: list[str], is_shared: bool) -> None:
-    assert make_parser().parse_args(argv).shared_memory is is_shared
+    assert make_parser_bench_exchange().parse_args(argv).shared_memory is is_shared
 
 
 @pytest.mark.parametrize(
