@@ -273,6 +273,23 @@ class Parser(ArgumentParser):
         raise RecipeError(one_line(message, named)) from ex
 
 
+NETWORK = (
+    "a network by name, as resnet50 (docs/reference/networks.md), or your own function: "
+    "package.module:function, path/file.py:function"
+)
+
+
+def add_network_options(add: Callable[..., None]) -> None:
+    add(
+        "--args",
+        type=dict[str, Any],
+        default={},
+        metavar="TABLE",
+        help="arguments of your own function, as '{width = 32}'",
+    )
+    add("--input", metavar="CxHxW", help="shape of a sample, as 3x224x224; else the network's own")
+
+
 def _recipe_fields() -> dict[str, Any]:
     from firecaffe.recipe.identity import flatten
     from firecaffe.recipe.sections import Recipe

@@ -3,8 +3,7 @@
 from jsonargparse import ActionYesNo
 
 from firecaffe.api.answer import DEFAULT_CLUSTER
-from firecaffe.cli.arguments import Parser
-from firecaffe.cli.shared_options import NAME, add_network_options
+from firecaffe.cli.arguments import NETWORK, Parser, add_network_options
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 from firecaffe.recipe.sections import Recipe
@@ -136,7 +135,7 @@ def make_parser_bench_step(has_recipe: bool = False) -> Parser:
     add("--json", action="store_true", help="print JSON")
     if not has_recipe:
         add = parser.add_group("instead of a recipe")
-        add("--model", metavar="NAME", help=NAME)
+        add("--model", metavar="NAME", help=NETWORK)
         add_network_options(add)
     return parser
 

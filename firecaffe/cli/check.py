@@ -1,7 +1,6 @@
 """`firecaffe check`: checks a cluster, and measures what a plan needs to know about it."""
 
-from firecaffe.cli.arguments import Parser
-from firecaffe.cli.shared_options import NAME, add_network_options
+from firecaffe.cli.arguments import NETWORK, Parser, add_network_options
 from firecaffe.cli.train import add_host_options
 from firecaffe.recipe.sections import Recipe
 
@@ -45,7 +44,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add_host_options(parser, "check")
     if not has_recipe:
         add = parser.add_group("without a recipe")
-        add("--model", metavar="NAME", help=NAME)
+        add("--model", metavar="NAME", help=NETWORK)
         add_network_options(add)
         add("--device", default="auto", help="auto, cpu or cuda")
     return parser

@@ -1,8 +1,7 @@
 """`firecaffe plan RECIPE.toml --cluster NAME`: a forecast of a training's time and cost."""
 
 from firecaffe.api.answer import DEFAULT_CLUSTER
-from firecaffe.cli.arguments import Parser
-from firecaffe.cli.shared_options import NAME, add_network_options
+from firecaffe.cli.arguments import NETWORK, Parser, add_network_options
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import shipped
 from firecaffe.planner.precision import PRECISIONS
@@ -139,7 +138,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add("--json", action="store_true", help="print JSON")
     if not has_recipe:
         add = parser.add_group("instead of a recipe")
-        add("--model", metavar="NAME", help=NAME)
+        add("--model", metavar="NAME", help=NETWORK)
         add_network_options(add)
         add("--global-batch-size", type=int, metavar="N", help="batch of --model")
         add(

@@ -1,7 +1,6 @@
 """`firecaffe profile MODEL`: parameters, activations, FLOPs and traffic, layer by layer."""
 
-from firecaffe.cli.arguments import Parser
-from firecaffe.cli.shared_options import NAME, add_network_options
+from firecaffe.cli.arguments import NETWORK, Parser, add_network_options
 
 NOTES = (
     "|W| is the bytes of the weights. D is the bytes of the inputs of convolutions and fully "
@@ -23,7 +22,7 @@ def make_parser() -> Parser:
         notes=NOTES,
     )
     add = parser.add
-    add("model", type=str, help=f"{NAME}; or a file of firecaffe compress")
+    add("model", type=str, help=f"{NETWORK}; or a file of firecaffe compress")
     add("--batch-size", default=1, metavar="B", help="samples of the batch")
     add_network_options(add)
     add(
