@@ -55,7 +55,6 @@ from firecaffe.planner.forecast import Forecast, fastest, forecasts
 from firecaffe.planner.precision import check_precision, in_precision, precision_text
 from firecaffe.planner.update_price import UPDATES
 from firecaffe.planner.workload import Workload
-from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.synchrony.config import EVERY_STEP
@@ -276,7 +275,9 @@ def plan(
     names, codecs = exchanges_of(exchanges), compressors_of(compressors, checked)
     request = PlanRequest(numbers, names, codecs, modes, ways_of(ways), draw)
     if measure:
-        clusters, learned = _measure(checked, clusters)
+        from firecaffe.api.step_rates import measured_here  # it loads all that a training needs
+
+        clusters, learned = measured_here(checked, clusters)
     transfer = transfer_of(Path(fcz)) if fcz else None
     plans = [request.plan(key, of, on) for key, of in trainings.items() for on in clusters]
     choices = [
@@ -334,16 +335,3 @@ def _links(clusters: Sequence[Cluster]) -> dict[str, float]:
     ours = {f"{own.links[-1].name} ({own.name})": own.links[-1] for own in clusters}
     bits = {name: 8 * link.bandwidth_bytes_per_s for name, link in ours.items()}
     return {**bits, SLOWEST: LINKS[SLOWEST]}
-
-
-def _measure(
-    recipe: CheckedRecipe | None, clusters: Sequence[Cluster]
-) -> tuple[list[Cluster], list[str]]:
-    if recipe is None:
-        raise RecipeError(
-            f"{option('measure')} goes with a recipe; firecaffe bench step "
-            "--model NAME --write FILE.toml measures a network alone"
-        )
-    from firecaffe.api.plan_measured import measured_here  # it loads all that a training needs
-
-    return measured_here(recipe, clusters)

@@ -1,4 +1,4 @@
-"""`firecaffe.bench_step`: time and memory of a step on this device, by micro-batch size.
+"""Steps on this device: `firecaffe.bench_step`, and the measured step of a plan.
 
 It shows the rate, the time by type of layer, and memory, after Keuper and Pfreundt 2016.
 """
@@ -23,6 +23,8 @@ from firecaffe.data.decode import cores
 from firecaffe.errors import FirecaffeError, MemoryFullError, RecipeError
 from firecaffe.measure.cluster_findings import calibrated
 from firecaffe.measure.step_times import LayerTypes, StepTimes, by_layer_type, time_steps
+from firecaffe.planner.calibrate import MIN_ERROR, jitter_of, relative_spread
+from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
@@ -38,6 +40,8 @@ SHORT_LAYER_NAMES = {
     "activation": "act",
 }
 MAX_SECONDS = 3600
+PLAN_SECONDS = 2.0
+"""The least time for the step that a plan measures."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -174,3 +178,45 @@ def _time(recipe: CheckedRecipe, world: World, size: int, seconds: float) -> Ste
     except Exception as error:  # as BatchNorm's of a single sample
         has = f"{option('sizes')} has {size}"
         raise failed(f"{has}; a step of {recipe.model.label}", error) from error
+
+
+def measured_here(
+    recipe: CheckedRecipe | None, clusters: Sequence[Cluster]
+) -> tuple[list[Cluster], list[str]]:
+    """Give clusters this host's device and cores, by steps of a recipe; return a line on them, too.
+
+    Missing data are replaced by noise of their shape. Raises: RecipeError without a recipe,
+    LaunchError in one of several ranks, MemoryFullError if a micro-batch does not fit a GPU.
+    """
+    if recipe is None:
+        raise RecipeError(
+            f"{option('measure')} goes with a recipe; firecaffe bench step "
+            "--model NAME --write FILE.toml measures a network alone"
+        )
+    check_alone(f"plan with {option('measure')}")
+    size = recipe.train.micro_batch_size
+    with join(recipe.train.device) as world:
+        try:
+            times = time_steps(recipe, world.device, size, PLAN_SECONDS)
+        except torch.OutOfMemoryError as error:
+            raise MemoryFullError(
+                f"train.micro_batch_size is {size}, which does not fit {world.device}"
+            ) from error
+        is_gpu = world.device.type == "cuda"
+        of_host = "" if is_gpu else f"; each node has the {cores()} cores of this host"
+    step = times.measured(recipe)
+    step = dataclasses.replace(step, error=max(MIN_ERROR, step.error))
+    said = (
+        f"measured here: {step.model}, a micro-batch of {size} takes {step.compute_s * 1e3:.3g} "
+        f"ms, which may be off by {step.error:.0%}; the update {step.update_s * 1e3:.3g} ms"
+        f"{of_host}; memory, prices and power are the cluster's"
+    )
+    jitter = jitter_of(relative_spread(times.compute_s), times.micro_batches)
+    return [
+        dataclasses.replace(
+            cluster,
+            device=dataclasses.replace(cluster.device, measured=(step,), jitter=jitter),
+            cores_per_node=0 if is_gpu else cores(),
+        )
+        for cluster in clusters
+    ], [said]

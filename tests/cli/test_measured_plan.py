@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.api import plan_measured
+from firecaffe.api import step_rates
 from firecaffe.api.answer import write_cluster
 from firecaffe.cli import main
 from firecaffe.planner.cluster import load_cluster
@@ -47,8 +47,8 @@ def test_measured_steps_replace_a_wrong_forecast(
 
 
 def test_a_step_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_measured, "MIN_S", 0.0)
-    monkeypatch.setattr(plan_measured, "cores", lambda: 2)
+    monkeypatch.setattr(step_rates, "PLAN_SECONDS", 0.0)
+    monkeypatch.setattr(step_rates, "cores", lambda: 2)
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(SMALL.replace('"generated"', f'"fashion-mnist"\npath = "{tmp_path}/none"'))
     code, out, err = plan(str(recipe), "--measure", "--workers", "1,4")

@@ -76,7 +76,7 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("firecaffe.cluster.agent.FaultAgent.run", refuse)
     monkeypatch.setattr("firecaffe.tuning.batch_search.run_trials", refuse)
     # First where it is imported by name, which must not happen while it is replaced.
-    for module in ("api.cluster_check", "api.plan_measured", "measure.step_times"):
+    for module in ("api.cluster_check", "api.step_rates", "measure.step_times"):
         monkeypatch.setattr(f"firecaffe.{module}.time_steps", refuse)
     monkeypatch.setattr("firecaffe.data.pack_images.Packing.run", refuse)
     monkeypatch.setattr("firecaffe.data.sources.generate", lambda: generate(0, 60, 20))
