@@ -36,6 +36,7 @@ PRIOR = 8.0
 """The prior of a context: the initial numbers of expected and seen elements."""
 
 Chances = NDArray[np.float64]
+Places = NDArray[np.int64]
 
 
 def neighbors(distance: int) -> tuple[int, ...]:
@@ -46,43 +47,47 @@ def neighbors(distance: int) -> tuple[int, ...]:
 
 
 class Density:
-    def __init__(self, num_columns: int, share: float, a: float, distance: int) -> None:
+    """The chances of elements, from the earlier rows and each row's density over the average."""
+
+    def __init__(self, num_columns: int, share: float, a: float) -> None:
         self._kept = np.zeros(num_columns)
         self._rows = 0.0
         self._a, self._share = a, share
+
+    def chances(self, matrix: NDArray[Any], row: int, factors: Chances) -> Chances:
+        """Return the chances of rows from `row` on, (rows, columns), by their factors."""
+        base = (self._kept + self._a * self._share) / (self._rows + self._a)
+        return _clipped(np.multiply.outer(factors, base))
+
+    def count(self, bits: NDArray[np.int32], factors: Chances) -> None:
+        """Count the bits of the rows whose chances were returned last."""
+        self._kept += bits.sum(axis=0)
+        self._rows += float(factors.sum())
+
+
+class NeighborDensity(Density):
+    """A density of single rows that also looks at neighbors, by how often each context was 1."""
+
+    def __init__(self, num_columns: int, share: float, a: float, distance: int) -> None:
+        super().__init__(num_columns, share, a)
         self._neighbors = neighbors(distance)
         self._seen = np.zeros(1 << len(self._neighbors))
         self._expected = np.zeros_like(self._seen)
 
-    def of_rows(self, factors: Chances) -> Chances:
-        """Return the chances of rows that use no neighbors, (rows, columns)."""
-        base = (self._kept + self._a * self._share) / (self._rows + self._a)
-        return _clipped(np.multiply.outer(factors, base))
-
-    def of_row(self, factor: float, contexts: NDArray[np.int64]) -> tuple[Chances, Chances]:
-        base = (self._kept + self._a * self._share) / (self._rows + self._a)
-        base = _clipped(factor * base)
-        lifts = (self._seen + PRIOR) / (self._expected + PRIOR)
-        return base, _clipped(base * lifts[contexts])
-
-    def contexts(self, kept: NDArray[Any], row: int) -> NDArray[np.int64]:
-        """Return the contexts of a row's elements. The rows of `kept` before it must be known."""
-        contexts = np.zeros(kept.shape[1], np.int64)
+    def chances(self, matrix: NDArray[Any], row: int, factors: Chances) -> Chances:
+        self._base = super().chances(matrix, row, factors)
+        self._contexts = np.zeros(matrix.shape[1], np.int64)
         for place, distance in enumerate(self._neighbors):
             if distance <= row:
-                contexts += (kept[row - distance] != 0).astype(np.int64) << place
-        return contexts
+                self._contexts += (matrix[row - distance] != 0).astype(np.int64) << place
+        lifts = (self._seen + PRIOR) / (self._expected + PRIOR)
+        return _clipped(self._base * lifts[self._contexts])
 
     def count(self, bits: NDArray[np.int32], factors: Chances) -> None:
-        self._kept += bits.sum(axis=0)
-        self._rows += float(factors.sum())
-
-    def count_contexts(
-        self, bits: NDArray[np.int32], base: Chances, contexts: NDArray[np.int64]
-    ) -> None:
-        whole = np.floor(base / UNIT) * UNIT
-        self._seen += np.bincount(contexts, bits, len(self._seen))
-        self._expected += np.bincount(contexts, whole, len(self._seen))
+        super().count(bits, factors)
+        whole = np.floor(self._base / UNIT) * UNIT
+        self._seen += np.bincount(self._contexts, bits[0], len(self._seen))
+        self._expected += np.bincount(self._contexts, whole[0], len(self._seen))
 
 
 def _clipped(chances: Chances) -> Chances:
@@ -162,8 +167,17 @@ class View:
         matrix = flat.reshape(rows, len(flat) // rows)
         return matrix.T if self.transposed else matrix
 
+    def bits(self, rows: NDArray[Any]) -> NDArray[np.int32]:
+        return (rows ^ self.inverted).astype(np.int32)
+
+    def share(self, kept: int, size: int) -> float:
+        """Return the share of bits that are 1, if `kept` elements of `size` are."""
+        return (size - kept if self.inverted else kept) / size
+
     def density(self, num_columns: int, share: float) -> Density:
-        return Density(num_columns, share, self.a, self.distance)
+        if self.distance:
+            return NeighborDensity(num_columns, share, self.a, self.distance)
+        return Density(num_columns, share, self.a)
 
     @property
     def a(self) -> float:
@@ -247,11 +261,12 @@ def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> No
     writer.number(view.inverted, 2)
     writer.number(view.strength, STRENGTHS)
     writer.number(view.distance, MAX_DISTANCE + 1)
-    writer.near_rows += len(view.matrix(kept, shape)) if view.distance else 0
-    rows = _Rows(view, kept, shape)
-    write_sequence(writer, [rows.classes], len(FACTORS), "best")
-    for bits, chances in rows:
-        writer.put(bits, _bernoulli, chances)
+    matrix, share = view.matrix(kept, shape), view.share(int(kept.sum()), len(kept))
+    writer.near_rows += len(matrix) if view.distance else 0
+    classes = _classes(view, matrix, share)
+    write_sequence(writer, [classes], len(FACTORS), "best")
+    for rows, chances in _coded_rows(view, matrix, classes, share):
+        writer.put(view.bits(matrix[rows]).reshape(-1), _bernoulli, chances)
 
 
 def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) -> View:
@@ -270,69 +285,49 @@ def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) 
     reader.near_rows += num_rows if view.distance else 0
     if reader.near_rows > MAX_NEAR_ROWS_OF_FILE:
         raise DamagedError(f"more than {MAX_NEAR_ROWS_OF_FILE:,} rows look at neighbors")
-    ones = len(flat) - kept if view.inverted else kept
     chunks = [chunk for (chunk,) in read_sequence(reader, 1, num_rows, len(FACTORS))]
-    factors = FACTORS[np.concatenate(chunks)]
-    density = view.density(num_columns, ones / len(flat))
-    num_kept = 0
-    for rows in _groups(view, matrix.shape):
-        bits = np.zeros((rows.stop - rows.start, num_columns), np.int32)
-        if view.distance:
-            contexts = density.contexts(matrix, rows.start)
-            if factors[rows.start]:
-                base, chances = density.of_row(factors[rows.start], contexts)
-                bits[0] = reader.take(num_columns, _bernoulli, chances)
-                density.count_contexts(bits[0], base, contexts)
-        else:
-            there = factors[rows] > 0
-            chances = density.of_rows(factors[rows][there]).reshape(-1)
-            bits[there] = reader.take(len(chances), _bernoulli, chances).reshape(-1, num_columns)
-        density.count(bits, factors[rows])
-        if view.inverted:
-            bits ^= 1
-        num_kept += int(bits.sum())
-        matrix[rows] = bits
-    if num_kept != kept:
+    matrix[...] = view.inverted
+    share = view.share(kept, len(flat))
+    for rows, chances in _coded_rows(view, matrix, np.concatenate(chunks), share):
+        bits = reader.take(len(chances), _bernoulli, chances)
+        matrix[rows] = bits.reshape(-1, num_columns) ^ view.inverted
+    if (num_kept := np.count_nonzero(flat)) != kept:
         raise DamagedError(f"{num_kept} bits for {kept} kept elements")
     return view
 
 
 def _cost(view: View, kept: Bools, shape: Shape, most: int) -> float:
     """Estimate the bits per element from at most `most` elements."""
-    rows = _Rows(view, kept, shape, most)
-    bits = Adaptive(len(FACTORS)).bits(np.bincount(rows.classes, minlength=len(FACTORS)))
-    for ones, chances in rows:
+    matrix, share = view.matrix(kept, shape), view.share(int(kept.sum()), len(kept))
+    matrix = matrix[: max(1, most // matrix.shape[1])]
+    classes = _classes(view, matrix, share)
+    bits = Adaptive(len(FACTORS)).bits(np.bincount(classes, minlength=len(FACTORS)))
+    for rows, chances in _coded_rows(view, matrix, classes, share):
+        ones = view.bits(matrix[rows]).reshape(-1)
         bits -= float(np.log2(np.where(ones, chances, 1 - chances)).sum())
-    return round(bits / rows.matrix.size, DIGITS)
+    return round(bits / matrix.size, DIGITS)
 
 
-class _Rows:
-    def __init__(self, view: View, kept: Bools, shape: Shape, most: int = 0) -> None:
-        self.view = view
-        matrix = view.matrix(kept, shape)
-        count = int(kept.sum())
-        self.share = (len(kept) - count if view.inverted else count) / len(kept)
-        self.matrix = matrix[: max(1, most // matrix.shape[1])] if most else matrix
-        num_columns = matrix.shape[1]
-        counts = self.matrix.sum(axis=1)
-        counts = num_columns - counts if view.inverted else counts
-        self.classes = classes_of(counts, num_columns, self.share, view.a)
+def _classes(view: View, matrix: Bools, share: float) -> Any:
+    counts = matrix.sum(axis=1)
+    counts = matrix.shape[1] - counts if view.inverted else counts
+    return classes_of(counts, matrix.shape[1], share, view.a)
 
-    def __iter__(self) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float64]]]:
-        view, matrix, factors = self.view, self.matrix, FACTORS[self.classes]
-        density = view.density(matrix.shape[1], self.share)
-        for rows in _groups(view, matrix.shape):
-            bits = (matrix[rows] ^ view.inverted).astype(np.int32)
-            if view.distance:
-                contexts = density.contexts(matrix, rows.start)
-                if factors[rows.start]:
-                    base, chances = density.of_row(factors[rows.start], contexts)
-                    yield bits[0], chances
-                    density.count_contexts(bits[0], base, contexts)
-            else:
-                there = factors[rows] > 0
-                yield bits[there].reshape(-1), density.of_rows(factors[rows][there]).reshape(-1)
-            density.count(bits, factors[rows])
+
+def _coded_rows(
+    view: View, matrix: NDArray[Any], classes: NDArray[np.int32], share: float
+) -> Iterator[tuple[slice | Places, Chances]]:
+    """Yield each group's rows that are not empty, and the chances of their bits, row by row.
+
+    They depend on the earlier rows of `matrix`, so a reader sets rows before it goes on.
+    """
+    factors = FACTORS[classes]
+    density = view.density(matrix.shape[1], share)
+    for group in _groups(view, matrix.shape):
+        if classes[group].any():
+            rows = group if classes[group].all() else group.start + np.flatnonzero(classes[group])
+            yield rows, density.chances(matrix, group.start, factors[rows]).reshape(-1)
+            density.count(view.bits(matrix[rows]), factors[rows])
 
 
 def _groups(view: View, shape: Shape) -> Iterator[slice]:
