@@ -13,48 +13,37 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import constriction
 import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.compression.fcz.format import BlockReader, BlockWriter, DamagedError, Patterns
 from firecaffe.compression.fcz.mask import neighbors
-from firecaffe.compression.fcz.sequence import How, entropy_bytes, read_sequence, write_sequence
+from firecaffe.compression.fcz.sequence import (
+    Adaptive,
+    How,
+    entropy_bytes,
+    read_sequence,
+    write_sequence,
+)
 
 CONTEXTS = 3
-
-_categorical = constriction.stream.model.Categorical
 
 Places = NDArray[np.int64]
 
 
-class SignCounts:
-    def __init__(self, alphabet: int) -> None:
-        self._weights = np.ones((CONTEXTS, alphabet))
-
-    def model(self, context: int) -> object:
-        return _categorical(self._weights[context], perfect=False)
-
-    def count(self, context: int, symbols: NDArray[np.int32]) -> None:
-        self._weights[context] += 2 * np.bincount(symbols, minlength=self._weights.shape[1])
-
-
 def write_signed(writer: BlockWriter, matrix: Patterns, codebook: Patterns, distance: int) -> None:
     """Write a matrix in the view of its mask. `distance` is that of the mask's neighbors."""
-    counts = SignCounts(len(codebook))
+    counts = [Adaptive(len(codebook)) for _ in range(CONTEXTS)]
     for row, context, columns in _parts(matrix, distance):
         symbols = np.searchsorted(codebook, matrix[row][columns]).astype(np.int32)
-        writer.put(symbols, counts.model(context))
-        counts.count(context, symbols)
+        counts[context].put(writer, symbols)
 
 
 def read_signed(reader: BlockReader, matrix: Patterns, codebook: Patterns, distance: int) -> None:
     """Replace each 1 of the matrix by its value. Raises DamagedError."""
-    counts = SignCounts(len(codebook))
+    counts = [Adaptive(len(codebook)) for _ in range(CONTEXTS)]
     for row, context, columns in _parts(matrix, distance):
-        symbols = reader.take(len(columns), counts.model(context))
-        matrix[row, columns] = codebook[symbols]
-        counts.count(context, symbols)
+        matrix[row, columns] = codebook[counts[context].take(reader, len(columns))]
 
 
 def _parts(matrix: Patterns, distance: int) -> Iterator[tuple[int, int, Places]]:
