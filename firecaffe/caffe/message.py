@@ -6,14 +6,17 @@ understood. They can be listed, so nothing is dropped silently.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from firecaffe.errors import RecipeError
 
 INT64 = 2**63
-FLAGS = {"true": True, "t": True, "True": True, "false": False, "f": False, "False": False}
+FLAGS: dict[Any, bool] = {
+    **dict.fromkeys(("true", "t", "True", 1), True),
+    **dict.fromkeys(("false", "f", "False", 0), False),
+}
 
 
 class CaffeError(RecipeError):
@@ -68,14 +71,17 @@ class Message:
             (field.line for field in reversed(self.fields) if field.name == name), self.line
         )
 
+    def _checked(self, name: str, fits: Callable[[Any], bool], expected: str) -> list[Any]:
+        fields = self.all(name)
+        for field in fields:
+            if not fits(field.value):
+                what = f"{name} is {shown(field.value)}; expected {expected}"
+                raise self.error(what, field.line)
+        return [field.value for field in fields]
+
     def messages(self, name: str) -> list[Message]:
         """Return all messages of that name. All readers raise CaffeError for another kind."""
-        messages = []
-        for field in self.all(name):
-            if not isinstance(field.value, Message):
-                raise self._wrong(field, f"{name} {{ … }}")
-            messages.append(field.value)
-        return messages
+        return self._checked(name, lambda value: isinstance(value, Message), f"{name} {{ … }}")
 
     def message(self, name: str) -> Message:
         """Return the message of that name, or an empty one. Several are merged, as in protobuf."""
@@ -89,37 +95,20 @@ class Message:
         return merged
 
     def integers(self, name: str) -> list[int]:
-        values = []
-        for field in self.all(name):
-            value = field.value
-            if not _is_whole(value):
-                raise self._wrong(field, "a whole number")
-            values.append(int(value))
-        return values
+        return [int(value) for value in self._checked(name, _is_whole, "a whole number")]
 
     def integer(self, name: str, default: int = 0) -> int:
         """Return the last value: protobuf's rule for a field that occurs twice."""
         return (self.integers(name) or [default])[-1]
 
     def numbers(self, name: str) -> list[float]:
-        values = []
-        for field in self.all(name):
-            value = field.value
-            if not isinstance(value, int | float) or not isfinite(value):
-                raise self._wrong(field, "a finite number")
-            values.append(float(value))
-        return values
+        return [float(value) for value in self._checked(name, _is_finite, "a finite number")]
 
     def number(self, name: str, default: float = 0.0) -> float:
         return (self.numbers(name) or [default])[-1]
 
     def texts(self, name: str) -> list[str]:
-        values = []
-        for field in self.all(name):
-            if not isinstance(field.value, str) or isinstance(field.value, Word):
-                raise self._wrong(field, '"…"')
-            values.append(field.value)
-        return values
+        return self._checked(name, _is_quoted, '"…"')
 
     def text(self, name: str, default: str = "") -> str:
         return (self.texts(name) or [default])[-1]
@@ -128,31 +117,20 @@ class Message:
         return (self.flags(name) or [default])[-1]
 
     def flags(self, name: str) -> list[bool]:
-        values = []
-        for field in self.all(name):
-            value = field.value
-            if isinstance(value, Word) and value in FLAGS:
-                values.append(FLAGS[value])
-            elif value in (0, 1):
-                values.append(value == 1)
-            else:
-                raise self._wrong(field, "true or false")
-        return values
+        return [FLAGS[value] for value in self._checked(name, _is_flag, "true or false")]
 
     def choice(self, name: str, members: Sequence[str], default: str) -> str:
         """Return an enum member, given by name or by its index in `members` ("" is none)."""
         return (self.choices(name, members) or [default])[-1]
 
     def choices(self, name: str, members: Sequence[str]) -> list[str]:
-        values = []
-        for field in self.all(name):
-            value = field.value
-            if isinstance(value, int) and 0 <= value < len(members):
-                value = Word(members[value])
-            if not isinstance(value, Word) or value == "" or value not in members:
-                raise self._wrong(field, f"one of {', '.join(filter(None, members))}")
-            values.append(str(value))
-        return values
+        known: dict[Any, str] = {member: member for member in members} | dict(enumerate(members))
+
+        def is_member(value: Any) -> bool:
+            return isinstance(value, int | Word) and bool(known.get(value))
+
+        expected = f"one of {', '.join(filter(None, members))}"
+        return [known[value] for value in self._checked(name, is_member, expected)]
 
     def ignore(self, *names: str) -> None:
         """Mark fields without effect as read, with all fields of their messages."""
@@ -170,19 +148,28 @@ class Message:
             elif isinstance(field.value, Message):
                 yield from field.value.unread(name)
 
-    def _wrong(self, field: Field, expected: str) -> CaffeError:
-        return self.error(f"{field.name} is {shown(field.value)}; expected {expected}", field.line)
 
-
-def _is_whole(value: object) -> TypeGuard[int | float]:
+def _is_whole(value: Any) -> bool:
     """Whether `value` is a whole number of at most 64 bits, such as 1.0."""
     return isinstance(value, int | float) and value == value // 1 and -INT64 <= value < INT64
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and isfinite(value)
+
+
+def _is_quoted(value: Any) -> bool:
+    return isinstance(value, str) and not isinstance(value, Word)
+
+
+def _is_flag(value: Any) -> bool:
+    return value in FLAGS and not _is_quoted(value)
 
 
 def shown(value: object) -> str:
     if isinstance(value, Message):
         return "{ … }"
-    if isinstance(value, str) and not isinstance(value, Word):
+    if _is_quoted(value):
         return f'"{value:.60}"'
     return f"{value!s:.60}"
 
