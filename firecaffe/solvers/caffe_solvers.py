@@ -28,7 +28,7 @@ torch's Nesterov. Source: Liu et al. 2024 (docs/explanation/synchrony.md), algor
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,15 +37,21 @@ from torch import Tensor, optim
 Groups = Iterable[dict[str, Any]] | Iterable[Tensor]
 
 
-class GroupedOptimizer(optim.Optimizer):
-    """An optimizer that steps group by group, with the weights of a group that have a gradient."""
+def trained(
+    optimizer: optim.Optimizer,
+) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
+    """Yield each group that has gradients, its weights that have one, and these gradients."""
+    for group in optimizer.param_groups:
+        weights = [weight for weight in group["params"] if weight.grad is not None]
+        if weights:
+            yield group, weights, [weight.grad for weight in weights]
 
+
+class GroupedOptimizer(optim.Optimizer):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if weights:
-                self.update(group, weights, [weight.grad for weight in weights])
+        for group, weights, gradients in trained(self):
+            self.update(group, weights, gradients)
 
     def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
         """Update the weights in place. `group` holds the group's settings, as "lr"."""
@@ -143,9 +149,7 @@ class CaffeSGD(GroupedOptimizer):
 
     def _history(self, weight: Tensor, rate: float) -> Tensor:
         state = self.state[weight]
-        if "history" not in state:
-            state["history"] = torch.zeros_like(weight)
-        history: Tensor = state["history"]
+        history = kept(state, "history", weight)
         if self.correction:
             before = state.get("rate", rate)
             if before not in (rate, 0.0):
@@ -166,17 +170,14 @@ class DelayedNesterov(GroupedOptimizer):
             if group["weight_decay"]:
                 moved = moved.add(weight, alpha=group["weight_decay"])
             state = self.state[weight]
-            if not state:
-                state["momentum_buffer"] = torch.zeros_like(weight)
-                state["delayed"] = torch.zeros_like(weight)
-                state["updates"] = 0
-            state["updates"] += 1
-            state["delayed"].add_(moved)
+            momentum = kept(state, "momentum_buffer", weight)
+            delayed = kept(state, "delayed", weight)
+            state["updates"] = state.get("updates", 0) + 1
+            delayed.add_(moved)
             if state["updates"] >= group["every"]:
-                momentum = state["momentum_buffer"]
-                momentum.mul_(group["momentum"]).add_(state["delayed"])
+                momentum.mul_(group["momentum"]).add_(delayed)
                 moved = moved.add(momentum, alpha=group["momentum"])
-                state["delayed"].zero_()
+                delayed.zero_()
                 state["updates"] = 0
             weight.add_(moved, alpha=-group["lr"])
 

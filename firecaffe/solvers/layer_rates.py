@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, optim
 
-from firecaffe.solvers.caffe_solvers import Groups, counted, kept, moments
+from firecaffe.solvers.caffe_solvers import Groups, counted, kept, moments, trained
 
 Norms = Callable[[Sequence[Tensor], Sequence[Sequence[Tensor]]], Sequence[Sequence[Tensor]]]
 """(weights, lists like them) -> the scalar L2 norms of each list, always of whole tensors."""
@@ -38,12 +38,10 @@ class LayerRates(optim.Optimizer, ABC):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        updates = []
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if weights:
-                gradients = [weight.grad for weight in weights]
-                updates.append((group, weights, self.directions(group, weights, gradients)))
+        updates = [
+            (group, weights, self.directions(group, weights, gradients))
+            for group, weights, gradients in trained(self)
+        ]
         every = [weight for _, weights, _ in updates for weight in weights]
         directions = [direction for _, _, of_group in updates for direction in of_group]
         lengths = zip(*self._norms(every, [every, directions]), strict=True)

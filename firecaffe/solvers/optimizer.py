@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.errors import RecipeError
-from firecaffe.solvers.caffe_solvers import CaffeAdam, CaffeSGD, DelayedNesterov
+from firecaffe.solvers.caffe_solvers import CaffeAdam, CaffeSGD, DelayedNesterov, trained
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.layer_rates import Lamb, Lars, LayerRates, Norms, own_norms
 from firecaffe.user_code import call, find, is_reference, shown
@@ -166,50 +166,33 @@ def _sgd(groups: Groups, c: SolverConfig) -> optim.Optimizer:
     )
 
 
-def _lars(groups: Groups, c: SolverConfig) -> optim.Optimizer:
-    return Lars(groups, c.base_lr, c.momentum, c.weight_decay, c.trust)
-
-
-def _lamb(groups: Groups, c: SolverConfig) -> optim.Optimizer:
-    return Lamb(groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay)
-
-
-def _adagrad(groups: Groups, c: SolverConfig) -> optim.Optimizer:
-    return optim.Adagrad(groups, c.base_lr, weight_decay=c.weight_decay, eps=c.delta, foreach=True)
-
-
-def _adadelta(groups: Groups, c: SolverConfig) -> optim.Optimizer:
-    return optim.Adadelta(groups, c.base_lr, c.momentum, c.delta, c.weight_decay, foreach=True)
-
-
-def _rmsprop(groups: Groups, c: SolverConfig) -> optim.Optimizer:
-    return optim.RMSprop(groups, c.base_lr, c.rms_decay, c.delta, c.weight_decay, foreach=True)
-
-
 def _adam(groups: Groups, c: SolverConfig) -> optim.Optimizer:
+    betas = (c.momentum, c.momentum2)
     if c.momentum_form == "caffe":
-        return CaffeAdam(groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay)
-    return optim.Adam(
-        groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay, foreach=True
-    )
-
-
-def _adamw(groups: Groups, c: SolverConfig) -> optim.Optimizer:
-    return optim.AdamW(
-        groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay, foreach=True
-    )
+        return CaffeAdam(groups, c.base_lr, betas, c.delta, c.weight_decay)
+    return optim.Adam(groups, c.base_lr, betas, c.delta, c.weight_decay, foreach=True)
 
 
 SOLVERS: dict[str, Callable[[Groups, SolverConfig], optim.Optimizer]] = {
     "sgd": _sgd,
     "nesterov": _sgd,
-    "adagrad": _adagrad,
-    "adadelta": _adadelta,
-    "rmsprop": _rmsprop,
+    "adagrad": lambda groups, c: optim.Adagrad(
+        groups, c.base_lr, weight_decay=c.weight_decay, eps=c.delta, foreach=True
+    ),
+    "adadelta": lambda groups, c: optim.Adadelta(
+        groups, c.base_lr, c.momentum, c.delta, c.weight_decay, foreach=True
+    ),
+    "rmsprop": lambda groups, c: optim.RMSprop(
+        groups, c.base_lr, c.rms_decay, c.delta, c.weight_decay, foreach=True
+    ),
     "adam": _adam,
-    "adamw": _adamw,
-    "lars": _lars,
-    "lamb": _lamb,
+    "adamw": lambda groups, c: optim.AdamW(
+        groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay, foreach=True
+    ),
+    "lars": lambda groups, c: Lars(groups, c.base_lr, c.momentum, c.weight_decay, c.trust),
+    "lamb": lambda groups, c: Lamb(
+        groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay
+    ),
 }
 
 
@@ -263,13 +246,12 @@ def _with_runs(
 
 
 @torch.no_grad()
-def _decay(optimizer: optim.Optimizer, *_: object) -> None:
+def _decay(optimizer: optim.Optimizer, *_args: object) -> None:
     # w = w - rate decay w, for the weights that are about to be updated. Source: Loshchilov and
     # Hutter 2019, algorithm 1, with the rate as the multiplier of the schedule, as in torch's
     # AdamW.
-    for group in optimizer.param_groups:
-        weights = [weight for weight in group["params"] if weight.grad is not None]
-        if weights and group["decay"]:
+    for group, weights, _ in trained(optimizer):
+        if group["decay"]:
             torch._foreach_mul_(weights, 1 - group["lr"] * group["decay"])
 
 
@@ -277,10 +259,8 @@ def _decay(optimizer: optim.Optimizer, *_: object) -> None:
 def _add_signs(optimizer: optim.Optimizer, *_: object) -> None:
     # The slope of an L1 penalty: g = g + decay sign(w). Source: `SGDSolver::Regularize` in BVLC
     # Caffe.
-    for group in optimizer.param_groups:
-        weights = [weight for weight in group["params"] if weight.grad is not None]
-        if weights and group["decay"]:
-            gradients = [weight.grad for weight in weights]
+    for group, weights, gradients in trained(optimizer):
+        if group["decay"]:
             torch._foreach_add_(gradients, torch._foreach_sign(weights), alpha=group["decay"])
 
 
