@@ -11,39 +11,6 @@ Policy = Callable[[SolverConfig, int, int], float]
 """(solver, i, max_iter) -> the factor on base_lr in update i, counted from 0."""
 
 
-def _fixed(solver: SolverConfig, i: int, max_iter: int) -> float:
-    return 1.0
-
-
-def _step(solver: SolverConfig, i: int, max_iter: int) -> float:
-    return math.pow(solver.gamma, i // solver.stepsize)
-
-
-def _exp(solver: SolverConfig, i: int, max_iter: int) -> float:
-    return math.pow(solver.gamma, i)
-
-
-def _inv(solver: SolverConfig, i: int, max_iter: int) -> float:
-    return math.pow(1 + solver.gamma * i, -solver.power)
-
-
-def _multistep(solver: SolverConfig, i: int, max_iter: int) -> float:
-    return math.pow(solver.gamma, sum(i >= value for value in solver.stepvalue))
-
-
-def _poly(solver: SolverConfig, i: int, max_iter: int) -> float:
-    return math.pow(1 - i / max_iter, solver.power)
-
-
-def _sigmoid(solver: SolverConfig, i: int, max_iter: int) -> float:
-    return 1 / (1 + math.exp(-solver.gamma * (i - solver.stepsize)))
-
-
-def _cosine(solver: SolverConfig, i: int, max_iter: int) -> float:
-    # Source: Loshchilov and Hutter 2017, without restarts.
-    return (1 + math.cos(math.pi * i / max_iter)) / 2
-
-
 def _one_cycle(solver: SolverConfig, i: int, max_iter: int) -> float:
     first = 1 / solver.div_factor
     return _one_cycle_between(solver, i, max_iter, first, 1.0, first / solver.final_div_factor)
@@ -64,14 +31,19 @@ def _one_cycle_between(
 
 
 POLICIES: dict[str, Policy] = {
-    "fixed": _fixed,
-    "step": _step,
-    "exp": _exp,
-    "inv": _inv,
-    "multistep": _multistep,
-    "poly": _poly,
-    "sigmoid": _sigmoid,
-    "cosine": _cosine,
+    "fixed": lambda solver, i, max_iter: 1.0,
+    "step": lambda solver, i, max_iter: math.pow(solver.gamma, i // solver.stepsize),
+    "exp": lambda solver, i, max_iter: math.pow(solver.gamma, i),
+    "inv": lambda solver, i, max_iter: math.pow(1 + solver.gamma * i, -solver.power),
+    "multistep": lambda solver, i, max_iter: math.pow(
+        solver.gamma, sum(i >= value for value in solver.stepvalue)
+    ),
+    "poly": lambda solver, i, max_iter: math.pow(1 - i / max_iter, solver.power),
+    "sigmoid": lambda solver, i, max_iter: (
+        1 / (1 + math.exp(-solver.gamma * (i - solver.stepsize)))
+    ),
+    # Source: Loshchilov and Hutter 2017, without restarts.
+    "cosine": lambda solver, i, max_iter: (1 + math.cos(math.pi * i / max_iter)) / 2,
     "one_cycle": _one_cycle,
 }
 
