@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional
 
 from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, height_width, positive, shown
+
+POOLS = ("MAX", "AVE", "STOCHASTIC")
 
 
 class MaxPoolWithPlaces(nn.MaxPool2d):
@@ -135,22 +136,17 @@ class StochasticPool(_Windows):
 def pooling(spec: Spec) -> nn.Module:
     param, bottom = spec.param, spec.bottoms[0]
     param.ignore("engine")
-    what = f"Pooling {spec.name!r}"
     if len(bottom) != 4:
-        raise spec.layer.error(
-            f"{what} goes over {shown(bottom)}; expected batch x channels x rows x columns"
-        )
-    method = param.choice("pool", ("MAX", "AVE", "STOCHASTIC"), "MAX")
-    places = spec.num_tops > 1
+        raise spec.error(f" goes over {shown(bottom)}; expected batch x channels x rows x columns")
+    method, places = param.choice("pool", POOLS, "MAX"), spec.num_tops > 1
     if places and method != "MAX":
-        raise spec.layer.error(f"{what}: a second top, the places, is of MAX alone")
+        raise spec.error(": a second top, the places, is of MAX alone")
     pad, stride = height_width(spec, "pad", 0), height_width(spec, "stride", 1)
-    is_global = param.flag("global_pooling")
-    if is_global:
+    if param.flag("global_pooling"):
         if pad != (0, 0) or stride != (1, 1):
-            raise spec.layer.error(f"{what}: global_pooling has no pad and a stride of 1")
-        if param.has("kernel_size") or param.has("kernel_h") or param.has("kernel_w"):
-            raise spec.layer.error(f"{what}: global_pooling takes the whole image, no kernel_size")
+            raise spec.error(": global_pooling has no pad and a stride of 1")
+        if any(map(param.has, ("kernel_size", "kernel_h", "kernel_w"))):
+            raise spec.error(": global_pooling takes the whole image, no kernel_size")
         if method == "AVE":
             return nn.AdaptiveAvgPool2d(1)
         if method == "MAX" and not places:
@@ -159,41 +155,41 @@ def pooling(spec: Spec) -> nn.Module:
     else:
         kernel = height_width(spec, "kernel_size", None, "kernel")
     if min(*kernel, *stride) < 1 or any(p >= k for p, k in zip(pad, kernel, strict=True)):
-        raise spec.layer.error(
-            f"{what} has windows of {shown(kernel)}, a stride of {shown(stride)} and padding of "
+        raise spec.error(
+            f" has windows of {shown(kernel)}, a stride of {shown(stride)} and padding of "
             f"{shown(pad)}; expected sizes of at least 1, and padding below the window's"
         )
     up = param.choice("round_mode", ("CEIL", "FLOOR"), "CEIL") == "CEIL"
     up = param.flag("ceil_mode", up)  # another fork's name for it
-    windows = _Windows(kernel, stride, pad, up)
-    counts = [windows.count(bottom[2 + axis], axis) for axis in (0, 1)]
-    if min(counts) < 1:
-        raise spec.layer.error(f"{what}: no window of {shown(kernel)} fits {shown(bottom[2:])}")
-    places_of_last = [(n - 1) * s for n, s in zip(counts, stride, strict=True)]
-    if any(last >= size + p for last, size, p in zip(places_of_last, bottom[2:], pad, strict=True)):
-        raise spec.layer.error(
-            f"{what}: its last window of {shown(kernel)}, stride {shown(stride)}, lies behind the "
-            f"{shown(bottom[2:])} and holds nothing; round_mode: FLOOR leaves it out"
-        )
+    _check_windows(spec, _Windows(kernel, stride, pad, up))
     if method == "STOCHASTIC":
         if pad != (0, 0):
-            raise param.error(f"{what}: STOCHASTIC has no padding", "pad")
+            raise spec.error(": STOCHASTIC has no padding", "pad")
         return StochasticPool(kernel, stride, pad, up)
-    is_torchs = all(2 * p <= k for p, k in zip(pad, kernel, strict=True))
-    if is_torchs:
+    if all(2 * p <= k for p, k in zip(pad, kernel, strict=True)):  # torch has these
         sizes: list[Any] = [_one(pair) for pair in (kernel, stride, pad)]
         more: dict[str, Any] = {"ceil_mode": up}
-        if method == "AVE":
-            return AveragePool(*sizes, **more)
-        return (MaxPoolWithPlaces if places else nn.MaxPool2d)(*sizes, **more)
+        largest = MaxPoolWithPlaces if places else nn.MaxPool2d
+        return (largest if method == "MAX" else AveragePool)(*sizes, **more)
     if places:
-        raise spec.layer.error(
-            f"{what}: places with padding of {shown(pad)} for windows of {shown(kernel)} are not "
-            "built; expected at most half"
+        raise spec.error(
+            f": places with padding of {shown(pad)} for windows of {shown(kernel)} are not built; "
+            "expected at most half"
         )
-    if method == "MAX":
-        return MaxWindows(kernel, stride, pad, up)
-    return AverageWindows(kernel, stride, pad, up)
+    return (MaxWindows if method == "MAX" else AverageWindows)(kernel, stride, pad, up)
+
+
+def _check_windows(spec: Spec, windows: _Windows) -> None:
+    kernel, stride, image = windows.kernel, windows.stride, spec.bottoms[0][2:]
+    counts = [windows.count(size, axis) for axis, size in enumerate(image)]
+    if min(counts) < 1:
+        raise spec.error(f": no window of {shown(kernel)} fits {shown(image)}")
+    last = [(n - 1) * s for n, s in zip(counts, stride, strict=True)]
+    if any(start >= size + p for start, size, p in zip(last, image, windows.pad, strict=True)):
+        raise spec.error(
+            f": its last window of {shown(kernel)}, stride {shown(stride)}, lies behind the "
+            f"{shown(image)} and holds nothing; round_mode: FLOOR leaves it out"
+        )
 
 
 def _two(size: int | tuple[int, int]) -> tuple[int, int]:
@@ -202,9 +198,6 @@ def _two(size: int | tuple[int, int]) -> tuple[int, int]:
 
 def _one(size: tuple[int, int]) -> int | tuple[int, int]:
     return size[0] if size[0] == size[1] else size
-
-
-POOLS = ("MAX", "AVE", "STOCHASTIC")
 
 
 class SPP(nn.Module):
@@ -223,10 +216,10 @@ class SPP(nn.Module):
         high, above, below = windows(rows, bins)
         wide, left, right = windows(columns, bins)
         fill = -math.inf if self.pool == "MAX" else 0.0
-        padded = functional.pad(planes, (left, right, above, below), value=fill)
+        padded = F.pad(planes, (left, right, above, below), value=fill)
         if self.pool == "MAX":
-            return functional.max_pool2d(padded, (high, wide))
-        return functional.avg_pool2d(padded, (high, wide))
+            return F.max_pool2d(padded, (high, wide))
+        return F.avg_pool2d(padded, (high, wide))
 
 
 def windows(size: int, bins: int) -> tuple[int, int, int]:
