@@ -9,10 +9,12 @@ input, forget, output, candidate. An exposed state passes no gradient back, as i
 """
 
 import math
+from abc import abstractmethod
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn import functional
 
 from firecaffe.caffe.fillers import filler
 from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, check_bottoms, check_tops, positive
@@ -28,73 +30,75 @@ def unit(cell: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
     return cell, out.sigmoid() * cell.tanh()
 
 
-class LSTM(nn.Module):
-    """An LSTM: forward(x, cont[, static][, h_0, c_0]) returns (T, N, D) and any exposed states.
+class Recurrent(nn.Module):
+    """A network whose forward(x, cont[, static][, states]) returns (T, N, D) and exposed states.
 
-    The inputs are (T, N, …), (T, N), (N, …) and two of (1, N, D). Exposed states are the last ones.
+    The inputs are (T, N, …), (T, N), (N, …) and, if exposed, states of (1, N, D), h before others.
+    The exposed states are the last ones.
     """
+
+    states = 1
+    """States that a step passes to the next."""
+    gates = 1
+    """Rows of weights for each number of h."""
 
     def __init__(self, inputs: int, static: int, num_output: int, expose: bool) -> None:
         """inputs, static: Number of values per step, and per sequence (0: no static input)."""
         super().__init__()
-        gates = 4 * num_output
-        self.input_weight = nn.Parameter(torch.zeros(gates, inputs))
-        self.bias = nn.Parameter(torch.zeros(gates))
+        rows = self.gates * num_output
+        self.input_weight = nn.Parameter(torch.zeros(rows, inputs))
+        self.bias = nn.Parameter(torch.zeros(rows))
         if static:
-            self.static_weight = nn.Parameter(torch.zeros(gates, static))
-        self.hidden_weight = nn.Parameter(torch.zeros(gates, num_output))
+            self.static_weight = nn.Parameter(torch.zeros(rows, static))
+        self.hidden_weight = nn.Parameter(torch.zeros(rows, num_output))
         self.has_static, self.expose = static > 0, expose
 
     def forward(self, values: Tensor, cont: Tensor, *more: Tensor) -> Tensor | tuple[Tensor, ...]:
-        into = functional.linear(values.flatten(2), self.input_weight, self.bias)
+        into = F.linear(values.flatten(2), self.input_weight, self.bias)
         if self.has_static:
-            into = into + functional.linear(more[0].flatten(1), self.static_weight)
-        hidden = into.new_zeros(values.shape[1], self.hidden_weight.shape[1])
-        cell = hidden
+            into = into + F.linear(more[0].flatten(1), self.static_weight)
+        states = [into.new_zeros(values.shape[1], self.hidden_weight.shape[1])] * self.states
         if self.expose:
-            hidden, cell = (state.detach()[0] for state in more[-2:])
+            states = [state.detach()[0] for state in more[-self.states :]]
         outputs = []
         for step, goes_on in zip(into.unbind(0), cont.unsqueeze(-1).unbind(0), strict=True):
-            gates = step + functional.linear(hidden * goes_on, self.hidden_weight)
-            cell, hidden = unit(cell, gates, goes_on)
-            outputs.append(hidden)
-        output = torch.stack(outputs)
-        if not self.expose:
-            return output
-        return output, hidden.detach()[None], cell.detach()[None]
+            gates = step + F.linear(states[0] * goes_on, self.hidden_weight)
+            states = self.next(states, gates, goes_on)
+            outputs.append(states[0])
+        top = self.top(torch.stack(outputs))
+        return (top, *(state.detach()[None] for state in states)) if self.expose else top
+
+    @abstractmethod
+    def next(self, states: list[Tensor], gates: Tensor, cont: Tensor) -> list[Tensor]: ...
+
+    def top(self, outputs: Tensor) -> Tensor:
+        return outputs
 
 
-class RNN(nn.Module):
+class LSTM(Recurrent):
+    states, gates = 2, 4
+
+    def next(self, states: list[Tensor], gates: Tensor, cont: Tensor) -> list[Tensor]:
+        cell, hidden = unit(states[1], gates, cont)
+        return [hidden, cell]
+
+
+class RNN(Recurrent):
     """A recurrent network, whose top is tanh(output_weight · h + output_bias).
 
-    h is tanh(hidden_weight · cont · h + input_weight · x [+ static_weight · static] + bias). The
-    shapes are those of LSTM, with one state.
+    h is tanh(hidden_weight · cont · h + input_weight · x [+ static_weight · static] + bias).
     """
 
     def __init__(self, inputs: int, static: int, num_output: int, expose: bool) -> None:
-        super().__init__()
-        self.input_weight = nn.Parameter(torch.zeros(num_output, inputs))
-        self.bias = nn.Parameter(torch.zeros(num_output))
-        if static:
-            self.static_weight = nn.Parameter(torch.zeros(num_output, static))
-        self.hidden_weight = nn.Parameter(torch.zeros(num_output, num_output))
+        super().__init__(inputs, static, num_output, expose)
         self.output_weight = nn.Parameter(torch.zeros(num_output, num_output))
         self.output_bias = nn.Parameter(torch.zeros(num_output))
-        self.has_static, self.expose = static > 0, expose
 
-    def forward(self, values: Tensor, cont: Tensor, *more: Tensor) -> Tensor | tuple[Tensor, ...]:
-        into = functional.linear(values.flatten(2), self.input_weight, self.bias)
-        if self.has_static:
-            into = into + functional.linear(more[0].flatten(1), self.static_weight)
-        hidden = into.new_zeros(values.shape[1], len(self.bias))
-        if self.expose:
-            hidden = more[-1].detach()[0]
-        states = []
-        for step, goes_on in zip(into.unbind(0), cont.unsqueeze(-1).unbind(0), strict=True):
-            hidden = (step + functional.linear(hidden * goes_on, self.hidden_weight)).tanh()
-            states.append(hidden)
-        output = functional.linear(torch.stack(states), self.output_weight, self.output_bias).tanh()
-        return (output, hidden.detach()[None]) if self.expose else output
+    def next(self, states: list[Tensor], gates: Tensor, cont: Tensor) -> list[Tensor]:
+        return [gates.tanh()]
+
+    def top(self, outputs: Tensor) -> Tensor:
+        return F.linear(outputs, self.output_weight, self.output_bias).tanh()
 
 
 class LSTMUnit(nn.Module):
@@ -117,12 +121,11 @@ class ContinuationIndicator(nn.Module):
         return self.cont
 
 
-def recurrent(spec: Spec, kind: type[LSTM] | type[RNN], states: int) -> LSTM | RNN:
-    """Make an LSTM or RNN. states: The number of states that a step passes to the next."""
+def recurrent(spec: Spec, kind: type[Recurrent]) -> Recurrent:
     param = spec.param
     expose = param.flag("expose_hidden")
     param.ignore("debug_info")
-    exposed = states if expose else 0
+    exposed = kind.states if expose else 0
     check_bottoms(spec, 2 + exposed, 3 + exposed)
     check_tops(spec, 1 + exposed)
     values, cont = tuple(spec.bottoms[0]), tuple(spec.bottoms[1])
@@ -153,14 +156,6 @@ def recurrent(spec: Spec, kind: type[LSTM] | type[RNN], states: int) -> LSTM | R
     return module
 
 
-def lstm(spec: Spec) -> LSTM | RNN:
-    return recurrent(spec, LSTM, 2)
-
-
-def rnn(spec: Spec) -> LSTM | RNN:
-    return recurrent(spec, RNN, 1)
-
-
 def lstm_unit(spec: Spec) -> LSTMUnit:
     check_tops(spec, 2)
     for bottom, axes in enumerate((3, 3, 2)):
@@ -179,12 +174,13 @@ def continuation_indicator(spec: Spec) -> ContinuationIndicator:
 
 
 LSTM_BLOBS = ("input_weight", "bias", "static_weight", "hidden_weight")
+RNN_BLOBS = (*LSTM_BLOBS, "output_weight", "output_bias")
 
 LAYERS = {
     "ContinuationIndicator": Kind(
         continuation_indicator, "continuation_indicator_param", (), bottoms=(0,)
     ),
-    "LSTM": Kind(lstm, "recurrent_param", LSTM_BLOBS, bottoms=()),
+    "LSTM": Kind(partial(recurrent, kind=LSTM), "recurrent_param", LSTM_BLOBS, bottoms=()),
     "LSTMUnit": Kind(lstm_unit, "", (), bottoms=(3,)),
-    "RNN": Kind(rnn, "recurrent_param", (*LSTM_BLOBS, "output_weight", "output_bias"), bottoms=()),
+    "RNN": Kind(partial(recurrent, kind=RNN), "recurrent_param", RNN_BLOBS, bottoms=()),
 }
