@@ -19,7 +19,7 @@ from torch.nn.utils import skip_init
 
 from firecaffe.caffe.message import Message
 
-Fill = Callable[[Tensor], None]
+Fill = Callable[[Tensor], object]
 """A function that fills a tensor in place. On the meta device it does nothing."""
 
 LARGEST = 1e38
@@ -35,18 +35,11 @@ def _fan(weight: Tensor, norm: str = "FAN_IN") -> float:
 
 
 def constant(value: float) -> Fill:
-    return partial(_constant, value=value)
-
-
-def _constant(weight: Tensor, value: float) -> None:
-    nn.init.constant_(weight, value)
+    return partial(nn.init.constant_, val=value)
 
 
 def uniform(low: float, high: float) -> Fill:
-    def fill(weight: Tensor) -> None:
-        nn.init.uniform_(weight, low, high)
-
-    return fill
+    return partial(nn.init.uniform_, a=low, b=high)
 
 
 def gaussian(std: float, mean: float = 0.0, sparse: int = -1) -> Fill:
