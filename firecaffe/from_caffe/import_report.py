@@ -1,6 +1,7 @@
 """The report of an import: settings understood, changed, needed or left out."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -43,28 +44,23 @@ class Report:
 
     def lines(self) -> list[str]:
         lines = []
-        for heading, notes in (
-            ("understood", self.understood),
-            ("changed", self.changed),
-            ("needed", self.needed),
-            ("left out", self.left_out),
-        ):
+        for heading, notes in self._parts("understood", "changed", "needed", "left out"):
             if notes:
                 lines.append(f"{heading}:")
                 lines += [f"  {note.place}: {note.what}" for note in notes]
         return lines
 
     def markdown(self, title: str) -> str:
+        headings = ("Understood", "Changed", "Needed before a training", "Left out")
         parts = [f"# {title}"]
-        for heading, notes, none in (
-            ("Understood", self.understood, "Nothing."),
-            ("Changed", self.changed, "Nothing."),
-            ("Needed before a training", self.needed, "Nothing."),
-            ("Left out", self.left_out, "Nothing."),
-        ):
-            rows = [f"- `{note.place}`: {note.what}" for note in notes] or [none]
+        for heading, notes in self._parts(*headings):
+            rows = [f"- `{note.place}`: {note.what}" for note in notes] or ["Nothing."]
             parts.append("\n".join([f"## {heading}", "", *rows]))
         return "\n\n".join(parts) + "\n"
+
+    def _parts(self, *headings: str) -> Iterator[tuple[str, list[Note]]]:
+        parts = (self.understood, self.changed, self.needed, self.left_out)
+        return zip(headings, parts, strict=True)
 
 
 def _note(message: Message, name: str, what: str) -> Note:
