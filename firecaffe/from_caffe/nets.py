@@ -181,14 +181,14 @@ def _resolved(file: NetFile, states: dict[str, SolverStages], report: Report) ->
             "net.prototxt has the layers that the solver's stages and levels choose, without these"
         )
     )
-    train, test = (_layers(file, phase, states) for phase in PHASES)
-    in_both = {id(layer) for layer in train} & {id(layer) for layer in test}
+    chosen = {phase: set(map(id, _layers(file, phase, states))) for phase in PHASES}
     layers = []
-    for message in file.net.messages("layer"):
-        if id(message) in in_both:
-            layers.append(_without_rules(message))
-        elif any(message is other for other in (*train, *test)):
-            layers.append(_only_in(PHASES[not any(message is other for other in train)], message))
+    for layer in file.net.messages("layer"):
+        phases = [phase for phase in PHASES if id(layer) in chosen[phase]]
+        if phases == [*PHASES]:
+            layers.append(_without_rules(layer))
+        else:
+            layers += [_only_in(phase, layer) for phase in phases]
     return _of_layers(file, layers)
 
 
