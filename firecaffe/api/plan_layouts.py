@@ -291,7 +291,8 @@ def draw(plan: SplitPlan, cost: SplitCost) -> str:
     rows: list[tuple[str, str, list[str], str, str] | str] = []
     names: list[str] = []
     pairs = [*zip(cost.chain, plan.layouts, strict=True)]
-    sent = [0.0, *(cost.between(at, *pair)[1] for at, pair in enumerate(pairwise(plan.layouts)))]
+    between = (cost.between(at, *pair) for at, pair in enumerate(pairwise(plan.layouts)))
+    sent = [0.0, *(passed.sent_bytes for passed in between)]
     most = max(layout.batch for layout in plan.layouts)
     for at, (unit, layout) in enumerate(pairs):
         if sent[at]:
@@ -305,7 +306,7 @@ def draw(plan: SplitPlan, cost: SplitCost) -> str:
             names = []
         if unit.weights:
             names.append(_called(unit.name, unit.words, layout))
-        inside = cost.inside(unit, layout, most)[1]
+        inside = cost.inside(unit, layout, most).sent_bytes
         if inside:
             what = INSIDE.get(_called("", unit.words, layout).strip(), "halos and masks")
             rows += [*_row(names, layout), f"↕ {what}, {inside / 1e6:,.1f} MB"]

@@ -9,10 +9,11 @@ The worker that lacks most determines the time.
 Source: the model of rounds of Thakur, Rabenseifner and Gropp 2005, as in `planner.round_prices`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,17 @@ class MessageTraffic:
     def far(self) -> tuple[float, float]:
         """The share sent over the outermost link, and over all links."""
         return float(self.share[-1]), float(self.share.sum())
+
+
+class Communication(NamedTuple):
+    """Seconds of a step, and bytes that each worker sends in them."""
+
+    seconds: float = 0.0
+    sent_bytes: float = 0.0
+
+    @classmethod
+    def in_sequence(cls, parts: Iterable[Self]) -> Self:
+        return cls(*map(sum, zip(*parts, strict=True)))
 
 
 class Exchanges:
@@ -147,10 +159,14 @@ class Exchanges:
             self._overlaps[key] = _overlap(*self._index(have), needed[rank], parts)
         return self._overlaps[key]
 
-    def seconds(self, traffics: Sequence[MessageTraffic], num_bytes: float, rounds: float) -> float:
-        """Seconds of exchanges in sequence, each in `rounds` parts; num_bytes: the batch's."""
+    def price(
+        self, traffics: Sequence[MessageTraffic], num_bytes: float, rounds: float
+    ) -> Communication:
+        """Price exchanges in sequence, each in `rounds` parts; num_bytes: the batch's."""
         messages, share, added = stacked(traffics, len(self.network.links))
-        return float(self.seconds_of(messages, share, added, num_bytes, rounds).sum())
+        seconds = float(self.seconds_of(messages, share, added, num_bytes, rounds).sum())
+        sent = sum(float(traffic.share.sum()) for traffic in traffics)
+        return Communication(seconds, num_bytes * sent)
 
     def seconds_of(
         self,
@@ -191,6 +207,10 @@ class Boundary:
     """Forward, and backward if there is a gradient."""
     meets: tuple[bool, bool]
     """Whether workers wait for each other here: forward, and backward."""
+
+    @property
+    def traffics(self) -> tuple[MessageTraffic, ...]:
+        return self.sums + self.fetches
 
 
 def boundary(

@@ -16,6 +16,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import with_outline
 from firecaffe.parallel.stages import ORDERS, Action, cut_stages, most_held
 from firecaffe.parallel.volumes import sum_numbers
+from firecaffe.planner.boundary_cost import Communication
 from firecaffe.planner.cluster import Device
 from firecaffe.planner.compute_time import MicroBatch, correction, data_s, layer_s, update_s
 from firecaffe.planner.layouts import LayerLayout
@@ -141,7 +142,7 @@ def split_stages(
         between = [cost.inside(unit, layout, most)]
         if at:  # activations arrive in the layout of the unit before
             between.append(cost.between(at - 1, layouts[at - 1], layout))
-        step_s, sent_bytes = map(sum, zip(*between, strict=True))
+        step_s, sent_bytes = Communication.in_sequence(between)
         stage = stages[numbers[at]]
         stages[numbers[at]] = StageWork(
             stage.layers + part,

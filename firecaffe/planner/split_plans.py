@@ -22,7 +22,7 @@ from firecaffe.exchange.route import FOLD
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.volumes import sum_numbers
-from firecaffe.planner.boundary_cost import Boundary
+from firecaffe.planner.boundary_cost import Boundary, Communication
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast
@@ -103,7 +103,7 @@ def costs_by_layout(
     for row, unit in enumerate(cost.chain):
         for column, layout in enumerate(layouts):
             if allows(unit, layout):
-                computes[row, column] = cost.unit_s(unit, layout) + cost.halos(unit, layout)[0]
+                computes[row, column] = cost.unit_s(unit, layout) + cost.halos(unit, layout).seconds
                 sent = weights_bytes(unit, layout) * sent_nodes(nodes_of(layout, most))
                 numbers[row, column] = sent / BYTES_PER_ELEMENT
                 apart[row, column] = cost.apart_s(unit, layout, most)
@@ -150,8 +150,7 @@ def _table(
     for i, before in enumerate(layouts):
         for j, after in enumerate(layouts):
             at_boundary: Boundary = cost.boundary(before, after, has_gradient)
-            traffics = [*at_boundary.sums, *at_boundary.fetches]
-            for k, traffic in enumerate(traffics):
+            for k, traffic in enumerate(at_boundary.traffics):
                 table[0][i, j, k], table[1][i, j, k] = traffic.messages, traffic.share
                 table[2][i, j, k] = traffic.added
     return table[0], table[1], table[2]
@@ -341,15 +340,14 @@ class Reason:
 def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
     by_data = LayerLayout(cost.workers)
     pairs = [*enumerate(pairwise(plan.layouts))]
-    between = [(0.0, 0.0), *(cost.between(at, *pair) for at, pair in pairs)]
+    between = [Communication(), *(cost.between(at, *pair) for at, pair in pairs)]
     by_layer = []
     rows = zip(cost.chain, plan.layouts, between, strict=True)
-    for unit, layout, (seconds, sent) in rows:
+    for unit, layout, before in rows:
         if not unit.weights:
             continue
         if layout.rows * layout.paths > 1:  # the unit itself sums gradients of weights or inputs
-            own_s, own_sent = cost.inside(unit, layout, layout.batch)
-            seconds, sent = seconds + own_s, sent + own_sent
+            before = Communication.in_sequence([before, cost.inside(unit, layout, layout.batch)])
         whole = BYTES_PER_ELEMENT * unit.weights
         numbers = unit.inputs + unit.outputs
         by_layer.append(
@@ -360,8 +358,8 @@ def reasons(plan: SplitPlan, cost: SplitCost) -> list[Reason]:
                 cost.itemsize * numbers * cost.work.global_batch_size,
                 sum_numbers(cost.workers, whole),
                 cost.gradients_s(unit, by_data),
-                sum_numbers(layout.batch, weights_bytes(unit, layout)) + sent,
-                cost.gradients_s(unit, layout) + seconds,
+                sum_numbers(layout.batch, weights_bytes(unit, layout)) + before.sent_bytes,
+                cost.gradients_s(unit, layout) + before.seconds,
             )
         )
     return by_layer

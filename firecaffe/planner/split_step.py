@@ -13,7 +13,7 @@ from math import ceil, sqrt
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.buckets import cut
 from firecaffe.parallel.volumes import sum_numbers
-from firecaffe.planner.boundary_cost import Boundary, Exchanges, MessageTraffic, boundary
+from firecaffe.planner.boundary_cost import Boundary, Communication, Exchanges, boundary
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.cluster import Cluster, on_cores
 from firecaffe.planner.compute_time import (
@@ -119,8 +119,9 @@ class SplitCost:
         computed_s += sum(self.apart_s(*placement, most) for placement in placements)
         tensors, backward_s = self._last_backward(layouts)
         slowed_s, exposed_s = self._beside_backward(tensors, backward_s)
-        between = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
-        between += [self.inside(*placement, most) for placement in placements]
+        passed = [self.between(at, *pair) for at, pair in enumerate(pairwise(layouts))]
+        passed += [self.inside(*placement, most) for placement in placements]
+        between = Communication.in_sequence(passed)
         updated = updated_bytes(work, self.chain, layouts)
         own_s = computed_s + slowed_s - backward_s
         row_waits_s = self.row_waits_s(layouts)
@@ -131,7 +132,7 @@ class SplitCost:
             compute_s=own_s + late_s,
             stragglers_s=late_s,
             data_s=rounds * data_s(work, device),
-            activations_s=sum(seconds for seconds, _ in between) + row_waits_s,
+            activations_s=between.seconds + row_waits_s,
             exposed_communication_s=exposed_s + self.network.agreement_s(self._row(layouts)),
             update_s=update_s(work, device, updated / max(1, work.parameter_bytes)),
             gradients_bytes=sum(
@@ -139,7 +140,7 @@ class SplitCost:
                 * sum_numbers(layout.batch, weights_bytes(unit, layout))
                 for unit, layout in placements
             ),
-            activations_bytes=sum(sent for _, sent in between),
+            activations_bytes=between.sent_bytes,
         )
         waits_s = storage_s(work, self.cluster, self.workers, step.step_s)
         return replace(step, data_s=step.data_s + waits_s)
@@ -221,8 +222,8 @@ class SplitCost:
         rate = device.memory_bytes_per_s * device.efficiency
         return passes * weights_bytes(unit, layout) / rate
 
-    def inside(self, unit: Unit, layout: LayerLayout, most: int) -> tuple[float, float]:
-        """Seconds, and bytes sent by each worker, within a unit. most: as in `is_apart`."""
+    def inside(self, unit: Unit, layout: LayerLayout, most: int) -> Communication:
+        """Price the exchanges within a unit. most: as in `is_apart`."""
         rounds = micro_batches_of(self.work, layout)
         samples = self.work.global_batch_size / layout.batch
         parts = PartExchanges(self.exchanges, rounds, samples, self.itemsize)
@@ -232,28 +233,26 @@ class SplitCost:
             parts.rows(unit, layout),
             parts.paths(unit, layout),
         ]
-        return sum(seconds for seconds, _ in prices), sum(sent for _, sent in prices)
+        return Communication.in_sequence(prices)
 
-    def halos(self, unit: Unit, layout: LayerLayout) -> tuple[float, float]:
-        """Seconds, and bytes sent by each worker, to exchange neighboring channels."""
+    def halos(self, unit: Unit, layout: LayerLayout) -> Communication:
+        """Price the exchange of neighboring channels."""
         if not unit.halo or layout.groups == 1:
-            return 0.0, 0.0
+            return Communication()
         share = unit.halo / unit.group_elements / layout.batch
         traffics = 2 * [self.exchanges.halos((1, layout.groups), share)]
         num_bytes = self.itemsize * unit.inputs * self.work.global_batch_size
-        seconds = self.exchanges.seconds(traffics, num_bytes, micro_batches_of(self.work, layout))
-        return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
+        return self.exchanges.price(traffics, num_bytes, micro_batches_of(self.work, layout))
 
-    def masks(self, unit: Unit, layout: LayerLayout, most: int) -> tuple[float, float]:
-        """Seconds, and bytes sent by each worker, to exchange parts of dropout masks."""
+    def masks(self, unit: Unit, layout: LayerLayout, most: int) -> Communication:
+        """Price the exchange of parts of dropout masks."""
         if not unit.draws or layout.outputs == 1 or not is_apart(layout, most):
-            return 0.0, 0.0
+            return Communication()
         have = LayerLayout(layout.workers).makes
         traffic = self.exchanges.fetch(have, layout.makes)
         num_bytes = unit.outputs * self.work.global_batch_size
         rounds = self.rounds(LayerLayout(layout.workers), layout)
-        seconds = self.exchanges.seconds([traffic], num_bytes, rounds)
-        return seconds, num_bytes * float(traffic.share.sum())
+        return self.exchanges.price([traffic], num_bytes, rounds)
 
     def gradients_s(self, unit: Unit, layout: LayerLayout) -> float:
         numbers = weights_bytes(unit, layout) // BYTES_PER_ELEMENT
@@ -266,19 +265,17 @@ class SplitCost:
             self._prices[model] = prices_of(self.work, self.exchange, network)
         return self._prices[model]
 
-    def between(self, at: int, before: LayerLayout, after: LayerLayout) -> tuple[float, float]:
-        """Seconds, and bytes sent by each worker, between unit `at` and the next one."""
-        prices = [self._passed(at, *pair) for pair in pairwise(through(before, after))]
-        return sum(seconds for seconds, _ in prices), sum(sent for _, sent in prices)
+    def between(self, at: int, before: LayerLayout, after: LayerLayout) -> Communication:
+        """Price the exchanges between unit `at` and the next one."""
+        pairs = pairwise(through(before, after))
+        return Communication.in_sequence(self._passed(at, *pair) for pair in pairs)
 
-    def _passed(self, at: int, before: LayerLayout, after: LayerLayout) -> tuple[float, float]:
+    def _passed(self, at: int, before: LayerLayout, after: LayerLayout) -> Communication:
         unit, follows = self.chain[at], self.chain[at + 1]
         num_bytes, rounds = self.size(at, before), self.rounds(before, after)
         num_bytes *= unevenness(unit, before) * unevenness_of_input(follows, after)
         at_boundary = self.boundary(before, after, follows.has_input_gradient)
-        traffics: list[MessageTraffic] = [*at_boundary.sums, *at_boundary.fetches]
-        seconds = self.exchanges.seconds(traffics, num_bytes, rounds)
-        return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
+        return self.exchanges.price(at_boundary.traffics, num_bytes, rounds)
 
     def size(self, at: int, before: LayerLayout) -> float:
         """Bytes of a batch between two units; partial sums are added before a pool shrinks them."""

@@ -10,7 +10,7 @@ import numpy as np
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.parallel.cut import balanced
 from firecaffe.parallel.slide import ROWS
-from firecaffe.planner.boundary_cost import Exchanges, MessageTraffic
+from firecaffe.planner.boundary_cost import Communication, Exchanges, MessageTraffic
 from firecaffe.planner.chain import ImageRows, PathWork, Unit
 from firecaffe.planner.layouts import Form, LayerLayout
 from firecaffe.planner.memory import beyond_free_memory, evaluating_bytes, memory_bytes
@@ -139,7 +139,7 @@ def unevenness_of_input(unit: Unit, layout: LayerLayout) -> float:
 
 @dataclass(frozen=True)
 class PartExchanges:
-    """Exchanges between a layer's parts, as seconds of a step and mean bytes sent by a worker."""
+    """Prices the exchanges between a layer's parts; bytes are the mean of the workers."""
 
     exchanges: Exchanges
     rounds: int
@@ -147,20 +147,19 @@ class PartExchanges:
     """Samples of a step that a worker takes part in."""
     itemsize: int
 
-    def paths(self, unit: Unit, layout: LayerLayout) -> tuple[float, float]:
+    def paths(self, unit: Unit, layout: LayerLayout) -> Communication:
         """Price the sum of the gradients of the paths' inputs."""
         if unit.paths is None or layout.paths == 1 or not unit.has_input_gradient:
-            return 0.0, 0.0
+            return Communication()
         return self._sum(self.itemsize * self.samples * unit.paths.taken, layout.paths)
 
-    def rows(self, unit: Unit, layout: LayerLayout) -> tuple[float, float]:
+    def rows(self, unit: Unit, layout: LayerLayout) -> Communication:
         """Price halos, and sums over all rows."""
         if layout.rows == 1:
-            return 0.0, 0.0
-        prices = [*self._halos(unit, layout), *self._sums(unit, layout)]
-        return sum(seconds for seconds, _ in prices), sum(sent for _, sent in prices)
+            return Communication()
+        return Communication.in_sequence([*self._halos(unit, layout), *self._sums(unit, layout)])
 
-    def _halos(self, unit: Unit, layout: LayerLayout) -> list[tuple[float, float]]:
+    def _halos(self, unit: Unit, layout: LayerLayout) -> list[Communication]:
         halos = []
         for work, images in zip(unit.works, unit.images, strict=True):
             if images is None:
@@ -172,7 +171,7 @@ class PartExchanges:
                 halos.append(self._halo(images, [*map(list, zip(*crossing, strict=True))]))
         return halos
 
-    def _halo(self, images: ImageRows, crossing: Sequence[Sequence[int]]) -> tuple[float, float]:
+    def _halo(self, images: ImageRows, crossing: Sequence[Sequence[int]]) -> Communication:
         network = self.exchanges.network
         row_bytes = self.itemsize * images.row * self.samples
         messages = np.zeros(len(network.links))
@@ -183,10 +182,10 @@ class PartExchanges:
                 if rows:
                     outgoing[:, network.level(source, destination)] += 1, rows
             messages, most = np.maximum(messages, outgoing[0]), np.maximum(most, outgoing[1])
-        seconds = self.exchanges.seconds([MessageTraffic(messages, most)], row_bytes, self.rounds)
-        return seconds, row_bytes * sum(map(sum, crossing)) / len(crossing)
+        most_sent = self.exchanges.price([MessageTraffic(messages, most)], row_bytes, self.rounds)
+        return most_sent._replace(sent_bytes=row_bytes * sum(map(sum, crossing)) / len(crossing))
 
-    def _sums(self, unit: Unit, layout: LayerLayout) -> list[tuple[float, float]]:
+    def _sums(self, unit: Unit, layout: LayerLayout) -> list[Communication]:
         sizes = [size for work in unit.works for size in work.parameters_bytes]
         layer = next((image for image in unit.images if image is not None and image.is_layer), None)
         if layer is not None and layer.summed:
@@ -194,13 +193,12 @@ class PartExchanges:
             sizes += [BYTES_PER_ELEMENT * layer.summed] * times
         return [self._sum(self.rounds * size, layout.rows) for size in sizes]
 
-    def _sum(self, num_bytes: float, workers: int) -> tuple[float, float]:
+    def _sum(self, num_bytes: float, workers: int) -> Communication:
         """Price an all-reduce: reduce-scatter, then all-gather. num_bytes: those of a step."""
         digit = 1, workers
         shares = Form(channels=(digit,))
         traffics = [self.exchanges.sums(digit, Form()), self.exchanges.fetch(shares, Form())]
-        seconds = self.exchanges.seconds(traffics, num_bytes, self.rounds)
-        return seconds, num_bytes * sum(float(traffic.share.sum()) for traffic in traffics)
+        return self.exchanges.price(traffics, num_bytes, self.rounds)
 
 
 Layouts = Sequence[LayerLayout]

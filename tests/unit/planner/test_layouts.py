@@ -45,7 +45,7 @@ def exchanges(workers: int, links: tuple[Link, ...] = FLAT) -> Exchanges:
 
 def sent(found: Boundary) -> float:
     """Of each worker, as a share of the whole batch's tensor."""
-    return float(sum(each.share.sum() for each in (*found.sums, *found.fetches)))
+    return float(sum(each.share.sum() for each in found.traffics))
 
 
 @pytest.mark.parametrize(("batch", "model"), [(1, 4), (2, 2), (2, 4), (4, 2)])
@@ -83,7 +83,7 @@ def test_layers_cut_in_turn_sum_within_a_node() -> None:
     first = LayerLayout(1, outputs=4, inputs=8, inputs_inside=True)
     for second, is_inside in ((LayerLayout(1, 8, 4), True), (first, False)):
         found = boundary(exchanges(32, (replace(NODES[0], group=8), NODES[1])), first, second)
-        outside = sum(each.share[1] for each in (*found.sums, *found.fetches))
+        outside = sum(each.share[1] for each in found.traffics)
         assert (outside == 0) == is_inside
 
 
@@ -99,7 +99,7 @@ def test_a_gathering_takes_what_its_schedule_does(links: tuple[Link, ...]) -> No
         ):
             schedule = find_collective(kind, "sharded_parameter_server")(workers, numbers)
             expected_s = rounds_s(rounds_of(schedule), Network(links, workers))
-            assert on.seconds([moved], 4 * numbers, 1) == pytest.approx(expected_s)
+            assert on.price([moved], 4 * numbers, 1).seconds == pytest.approx(expected_s)
 
 
 @pytest.mark.parametrize("workers", [4, 6, 8])
