@@ -17,9 +17,9 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import Cluster, load_cluster
 from firecaffe.planner.forecast import forecast, forecasts
-from firecaffe.planner.published_trainings import IMAGENET_IMAGES
 from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.split_plans import exchange_for, split_plans
+from firecaffe.planner.workload import IMAGENET_IMAGES
 
 BY_HAND = ("overhead of a call", "latency")
 """Constants of the cluster file that no source says."""

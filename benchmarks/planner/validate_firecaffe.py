@@ -19,9 +19,8 @@ from benchmarks.planner.published_scaling import families, forecast_rows
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.price import rounds_only_s
-from firecaffe.planner.published_trainings import IMAGENET_IMAGES
 from firecaffe.planner.simulate import Network
-from firecaffe.planner.workload import layers_of
+from firecaffe.planner.workload import IMAGENET_IMAGES, layers_of
 
 
 @dataclass(frozen=True)

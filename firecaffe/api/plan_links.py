@@ -22,7 +22,6 @@ from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.forecast import Forecast, fastest, forecasts, most_useful
 from firecaffe.planner.precision import PRECISIONS, in_precision, precision_text
-from firecaffe.planner.published_trainings import epochs_law_of
 from firecaffe.planner.workload import Workload
 from firecaffe.value_checks import count_of
 
@@ -225,7 +224,7 @@ class LinkChoice:
                 f"{inside.name} joins {inside.group} in a node, at "
                 f"{inside.bandwidth_bytes_per_s / 1e9:.3g} GB/s"
             )
-        law, epochs = epochs_law_of(work), rows[-1].epochs_to_accuracy
+        law, epochs = work.law, rows[-1].epochs_to_accuracy
         if rows[-1].hours is None and law is not None and epochs is not None:
             least = "at least " * epochs.is_at_least
             lines.append(f"hours: {least}{epochs.epochs:.3g} epochs to {law.target} ({law.source})")

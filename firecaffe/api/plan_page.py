@@ -27,7 +27,6 @@ from firecaffe.planner.compute_time import DeviceRates, kernels_s
 from firecaffe.planner.forecast import Forecast, forecast
 from firecaffe.planner.memory import most_micro_batch
 from firecaffe.planner.precision import PRECISIONS, in_precision
-from firecaffe.planner.published_trainings import epochs_law_of
 from firecaffe.planner.workload import Workload
 
 BATCH_FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2)
@@ -160,7 +159,7 @@ def page_values(choice: LinkChoice, link: int) -> dict[str, Any]:
             [at.precision for at in works.values()].index(work.precision),
         ],
         "points": values(choice, sizes, precisions),
-        "target": law.target if (law := epochs_law_of(work)) else "",
+        "target": work.law.target if work.law else "",
         "devices": [list(by_device).index(cluster.device) for cluster in clusters],
         "pictures": [_pictures(cluster, works, sizes) for cluster in by_device.values()],
     }

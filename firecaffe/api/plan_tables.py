@@ -19,9 +19,9 @@ from firecaffe.planner.cluster import Cluster, crowding
 from firecaffe.planner.compute_time import doubts_of
 from firecaffe.planner.epochs_law import BatchPoint, EpochsLaw
 from firecaffe.planner.forecast import Forecast, by_workers, fastest, is_own
+from firecaffe.planner.judged_rates import contradictions
 from firecaffe.planner.memory import remedy
 from firecaffe.planner.modes import PlannedMode, hidden_s, modes_of, slowed_s
-from firecaffe.planner.published_trainings import contradictions, epochs_law_of
 from firecaffe.planner.workload import Workload
 from firecaffe.resume_advice import option
 from firecaffe.runs.noise_scale import MAX_SAMPLES
@@ -336,7 +336,7 @@ def _is_bounded(pair: re.Match[str]) -> bool:
 
 def epochs_sentences(work: Workload, rows: Sequence[Forecast]) -> Iterator[str]:
     """Yield sentences on the epochs of the workload's batch; none if no law is known."""
-    law = epochs_law_of(work)
+    law = work.law
     if law is None:
         return
     at = law.epochs_at(work.global_batch_size)

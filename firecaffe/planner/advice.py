@@ -25,7 +25,6 @@ from firecaffe.planner.forecast import (
     most_useful,
 )
 from firecaffe.planner.memory import remedy
-from firecaffe.planner.published_trainings import epochs_law_of
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, StepCost, route_of
 from firecaffe.planner.update_price import ALL, update_of
@@ -66,7 +65,7 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Advised
             cluster,
         ),
     ]
-    law, batch = epochs_law_of(workload), 2 * workload.global_batch_size
+    law, batch = workload.law, 2 * workload.global_batch_size
     if law is None or batch <= law.b_crit:  # from there on a larger batch needs more epochs
         larger = replace(workload, global_batch_size=batch)
         worlds.append(("a global batch twice as large", larger, cluster))

@@ -278,3 +278,34 @@ def law_of(
 ) -> EpochsLaw:
     """Make a law from rows of (batch, mean epochs, standard deviation, runs)."""
     return EpochsLaw(target, tuple(BatchPoint(*row) for row in rows), source)
+
+
+PUBLISHED = {
+    "resnet50": law_of(
+        "75.9 % top-1",
+        (
+            (1632, 35.0, 1.118, 17),
+            (3264, 35.2, 0.775, 15),
+            (4096, 40.0, 1.054, 10),
+            (8192, 42.0, 1.054, 10),
+            (13056, 45.4, 0.699, 10),
+            (32768, 56.0, 0.471, 10),
+            (49152, 68.0, 0.667, 10),
+            (58880, 79.9, 0.876, 10),
+            (65536, 84.5, 0.972, 10),
+            (67840, 85.857, 0.651, 28),
+        ),
+        "reference runs (LARS) in MLPerf Training's rcps_resnet.json, version 4.0",
+    ),
+    "googlenet": law_of(
+        "68.3 % top-1, 88.7 % top-5",
+        ((32, 64.0, None, 1), (1024, 72.0, None, 1)),
+        "Iandola et al. 2016 (FireCaffe), table of GoogLeNet",
+    ),
+    "nin": law_of(
+        "58.9 % top-1 at batch 256, 58.6 % at 1024",
+        ((256, 47.0, None, 1), (1024, 47.0, None, 1)),
+        "Iandola et al. 2016 (FireCaffe), table of NiN",
+    ),
+}
+"""The laws of networks on ImageNet, without arguments."""

@@ -22,7 +22,6 @@ from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.epochs_law import Epochs
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device
-from firecaffe.planner.published_trainings import epochs_law_of
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, Step, StepCost, recipe_exchange
 from firecaffe.planner.update_price import update_of
@@ -157,7 +156,7 @@ def forecast(
     hosts = ceil(world_size / cluster.devices_per_node)
     kept = _goodput(cluster, memory, hosts)
     hours = workload.steps * step.step_s / kept / 3600 if workload.steps and kept else None
-    law = epochs_law_of(workload)
+    law = workload.law
     epochs = None if law is None else law.epochs_at(workload.global_batch_size)
     to_accuracy = None
     if epochs is not None and workload.samples and kept:

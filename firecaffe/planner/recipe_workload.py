@@ -22,9 +22,9 @@ from firecaffe.errors import DataError, RecipeError
 from firecaffe.models import MODELS
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.cluster import Cluster, load_cluster
-from firecaffe.planner.published_trainings import IMAGENET_IMAGES
 from firecaffe.planner.workload import (
     IMAGENET_CHW,
+    IMAGENET_IMAGES,
     Workload,
     images_of,
     input_of,

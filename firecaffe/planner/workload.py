@@ -28,7 +28,7 @@ from firecaffe.models.config import ModelConfig
 from firecaffe.models.kernel import ELEMENTWISE, MATRIX, Kernel
 from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on, saved_bytes
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
-from firecaffe.planner.epochs_law import EpochsLaw
+from firecaffe.planner.epochs_law import PUBLISHED, EpochsLaw
 from firecaffe.resume_advice import option
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import make_optimizer
@@ -119,7 +119,7 @@ class Workload:
     eval_batch_size: int = 0
     """Samples that a worker evaluates at once; 0 if unknown, or none are evaluated."""
     epochs_law: EpochsLaw | None = None
-    """The user's law; a published one is found by the network's name."""
+    """The law that the user gave; see `law`."""
     assumption: str = ""
 
     @property
@@ -132,6 +132,13 @@ class Workload:
     @property
     def num_micro_batches(self) -> int:
         return self.global_batch_size // self.micro_batch_size
+
+    @property
+    def law(self) -> EpochsLaw | None:
+        """The user's law, or a published one for this network on ImageNet."""
+        is_imagenet = (self.samples, self.num_classes) == (IMAGENET_IMAGES, 1000)
+        is_published = is_imagenet and getattr(self.layout.inputs, "shape", None) in CROPS
+        return self.epochs_law or (PUBLISHED.get(self.model) if is_published else None)
 
     @cached_property
     def parameter_bytes(self) -> int:
@@ -191,6 +198,9 @@ def _of_caffe(config: ModelConfig) -> tuple[int, int, int]:
 
 
 IMAGENET_CHW = (3, 224, 224)
+IMAGENET_IMAGES = 1_281_167
+CROPS = (IMAGENET_CHW, (3, 227, 227))
+"""Shapes of images of published trainings: 224 in papers, often 227 in the files of Caffe."""
 
 
 def profile_of(config: ModelConfig, network: nn.Module, layout: Layout, samples: int) -> Profile:

@@ -21,7 +21,7 @@ from benchmarks.training.identity import find_faults
 from benchmarks.training.large_batch import top1_of
 from benchmarks.training.large_batch_page import rule_lines, tuned_line, values
 from benchmarks.training.measured_shares_page import make_page as make_shares_page
-from firecaffe.planner.published_trainings import PUBLISHED
+from firecaffe.planner.epochs_law import PUBLISHED
 from firecaffe.runs.statistics import mean_of
 from tests.kit.compared_runs import planted
 

@@ -23,6 +23,7 @@ from firecaffe.planner.advice import Gain, gain_of
 from firecaffe.planner.cluster import FOLDER, Cluster, Device, MeasuredStep, load_cluster, shipped
 from firecaffe.planner.compute_time import micro_batch, update_s
 from firecaffe.planner.forecast import forecast
+from firecaffe.planner.judged_rates import contradictions
 from firecaffe.planner.library_rates import FILE, tables, unmeasured_error
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device, usual_micro_batch
 from firecaffe.planner.offers import (
@@ -35,7 +36,6 @@ from firecaffe.planner.offers import (
     usual_link,
 )
 from firecaffe.planner.precision import in_precision
-from firecaffe.planner.published_trainings import contradictions
 from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.workload import Workload
 
