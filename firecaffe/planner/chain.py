@@ -7,6 +7,7 @@ layers in one layout are right, but not the cost of a change of layout within a 
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -17,7 +18,6 @@ from torch import Tensor, fx, nn
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.network import with_outline
 from firecaffe.parallel.cut import cut
 from firecaffe.parallel.find_paths import PATHS, path_sizes
 from firecaffe.parallel.slide import (
@@ -30,7 +30,7 @@ from firecaffe.parallel.slide import (
 from firecaffe.parallel.volumes import by_both
 from firecaffe.planner.layer_traffic import Layer, layers_on, paths_of
 from firecaffe.planner.rows_and_paths import PathModule, rows_of
-from firecaffe.planner.workload import PROFILED_IMAGES, LayerWork, Workload, on_zeros
+from firecaffe.planner.workload import LayerWork, Workload, on_outline
 
 BY_ELEMENT = (
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus),
@@ -114,15 +114,10 @@ def images_in(network: nn.Module, run: Callable[[], object]) -> Mapping[str, Ima
         elif (slide := _slide_of_pool(part)) is not None or type(part) in (*BY_ELEMENT, *NORMS):
             images[name] = ImageRows(slide, rows, row)
 
-    handles = [
-        part.register_forward_pre_hook(partial(note, name))
-        for name, part in network.named_modules()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, part in network.named_modules():
+            hooks.enter_context(part.register_forward_pre_hook(partial(note, name)))
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return images
 
 
@@ -184,17 +179,8 @@ def chain_of(config: ModelConfig, work: Workload, paths: Collection[str] = ()) -
 
     paths: modules that are split by paths. Raises: as `planner.workload.layers_of`.
     """
-
-    def find(network: nn.Module, inputs: Any) -> Modules:
-        return _modules(network, inputs, paths)
-
-    modules = with_outline(
-        config,
-        work.num_classes or None,
-        work.layout.channels,
-        lambda network: on_zeros(config, network, work.layout, PROFILED_IMAGES, find),
-    )
-    return units_of(work.layers, modules)
+    find = partial(_modules, paths=paths)
+    return units_of(work.layers, on_outline(config, work.layout, work.num_classes or None, find))
 
 
 @dataclass(frozen=True)
@@ -216,15 +202,15 @@ def _modules(network: nn.Module, inputs: Any, paths: Collection[str]) -> Modules
         channels[part] = taken[0].shape[1]
 
     norms: dict[str, Any] = {name: part for name, part in named.items() if type(part) in NORMS}
-    handles = [norm.register_forward_pre_hook(note) for norm in norms.values()]
     layers: dict[str, Layer] = {}
 
     def run() -> None:
         layers.update((layer.name, layer) for layer in layers_on(network, inputs))
 
-    images = images_in(network, run)
-    for handle in handles:
-        handle.remove()
+    with ExitStack() as hooks:
+        for norm in norms.values():
+            hooks.enter_context(norm.register_forward_pre_hook(note))
+        images = images_in(network, run)
     return Modules(
         layers,
         {name for name, part in named.items() if type(part) in CHANNEL_WISE},

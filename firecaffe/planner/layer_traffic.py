@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any
@@ -14,7 +15,6 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.network import with_outline
 from firecaffe.parallel.find_paths import Paths
 from firecaffe.parallel.volumes import (
     Sizes,
@@ -33,7 +33,7 @@ from firecaffe.planner.rows_and_paths import (
     rows_of,
     sized,
 )
-from firecaffe.planner.workload import PROFILED_IMAGES, on_zeros
+from firecaffe.planner.workload import on_outline
 
 BY_DATA = "data"
 
@@ -111,12 +111,7 @@ def volumes_of(config: ModelConfig, layout: Layout, batch_size: int, workers: in
         layers = layers_on(network, inputs)
         return layers, [module.volumes(batch_size, workers) for module in paths_on(network, inputs)]
 
-    layers, paths = with_outline(
-        config,
-        None,
-        layout.channels,
-        lambda network: on_zeros(config, network, layout, PROFILED_IMAGES, find),
-    )
+    layers, paths = on_outline(config, layout, None, find)
     if not layers:
         raise RecipeError(
             f"{config.name} has no weights that are trained, so nothing is to be sent for them"
@@ -199,18 +194,15 @@ def _called_paths(
     def note(part: nn.Module, taken: tuple[Any, ...]) -> None:
         given.setdefault(part, taken)
 
-    handles = [layer.register_forward_pre_hook(note) for layer, _ in modules.values()]
-    try:
-        with without_compiler():
-            network.train()(inputs)
-            return [
-                sized(name, layer, paths, given[layer])
-                for name, (layer, paths) in modules.items()
-                if layer in given
-            ]
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, without_compiler():
+        for layer, _ in modules.values():
+            hooks.enter_context(layer.register_forward_pre_hook(note))
+        network.train()(inputs)
+        return [
+            sized(name, layer, paths, given[layer])
+            for name, (layer, paths) in modules.items()
+            if layer in given
+        ]
 
 
 def _calls(network: nn.Module, inputs: Any) -> dict[nn.Module, _Calls]:
@@ -224,13 +216,10 @@ def _calls(network: nn.Module, inputs: Any) -> dict[nn.Module, _Calls]:
         calls.times += 1
         calls.shape = tuple(taken[0].shape) if taken else ()
 
-    handles = [part.register_forward_hook(count, with_kwargs=True) for part in by_module]
-    try:
-        with without_compiler():
-            network.train()(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, without_compiler():
+        for part in by_module:
+            hooks.enter_context(part.register_forward_hook(count, with_kwargs=True))
+        network.train()(inputs)
     return by_module
 
 

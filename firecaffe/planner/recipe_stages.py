@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves
 
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.config import ModelConfig
-from firecaffe.models.network import with_outline
 from firecaffe.parallel.stages import ORDERS, Action, cut_stages, most_held
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.boundary_cost import Communication
@@ -25,7 +24,7 @@ from firecaffe.planner.split_step import SplitCost, SplitStep
 from firecaffe.planner.stage_times import turns
 from firecaffe.planner.step_cost import buckets_of, overlap, slowest_over_mean
 from firecaffe.planner.worker_part import micro_batches_of, part_of
-from firecaffe.planner.workload import PROFILED_IMAGES, LayerWork, Workload, on_zeros
+from firecaffe.planner.workload import PROFILED_IMAGES, LayerWork, Workload, on_outline
 
 STATE_BYTES = 5056
 """The state of torch's CPU generator, which is sent with each micro-batch."""
@@ -72,12 +71,7 @@ def crossings_of(config: ModelConfig, work: Workload, names: Sequence[str]) -> l
                 crossings.append(Crossing(*(size / PROFILED_IMAGES for size in sizes)))
         return crossings
 
-    return with_outline(
-        config,
-        work.num_classes or None,
-        work.layout.channels,
-        lambda network: on_zeros(config, network, work.layout, PROFILED_IMAGES, find),
-    )
+    return on_outline(config, work.layout, work.num_classes or None, find)
 
 
 def works_of(works: Sequence[LayerWork], names: Sequence[str]) -> list[tuple[LayerWork, ...]]:

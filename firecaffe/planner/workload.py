@@ -208,6 +208,18 @@ def profile_of(config: ModelConfig, network: nn.Module, layout: Layout, samples:
     return on_zeros(config, network, layout, samples, profile_on)
 
 
+def on_outline(
+    config: ModelConfig, layout: Layout, num_classes: int | None, use: Callable[[nn.Module, Any], T]
+) -> T:
+    """Call `use` with the network and a few zeros, on the meta device. Raises: as `layers_of`."""
+    return with_outline(
+        config,
+        num_classes,
+        layout.channels,
+        lambda network: on_zeros(config, network, layout, PROFILED_IMAGES, use),
+    )
+
+
 def on_zeros(
     config: ModelConfig,
     network: nn.Module,
