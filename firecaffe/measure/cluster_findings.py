@@ -4,6 +4,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -291,12 +292,7 @@ def _with_exchanges(cluster: Cluster, measured: MeasuredCluster) -> Cluster:
     if not measured.exchanges:
         return cluster
     level = Network(cluster.links, len(measured.ranks)).level(0, len(measured.ranks) - 1)
-    link = cluster.links[level]
-
-    def with_link(**changes: Any) -> Cluster:
-        links = list(cluster.links)
-        links[level] = dataclasses.replace(link, **changes)
-        return dataclasses.replace(cluster, links=tuple(links))
+    link, with_link = cluster.links[level], partial(cluster.with_link, level)
 
     twice = with_link(latency_s=2 * link.latency_s)
     latencies_s = []
@@ -321,7 +317,7 @@ def _priced_s(measured: MeasuredCluster, cluster: Cluster, name: str, size: int)
     ranks, elements = len(measured.ranks), [size // BYTES_PER_ELEMENT]
     network = Network(cluster.links, ranks)
     if name in MEASURED:  # a node of each rank
-        rate = cluster.device.memory_bytes_per_s * cluster.device.efficiency
+        rate = cluster.device.memory_rate
         return coded_s(name, fixed_share(name), ranks, network, rate, elements)[0]
     per_node = ranks_per_node(network)
     route = find_route(name, None, ranks, per_node, shared_memory=measured.shares_memory)

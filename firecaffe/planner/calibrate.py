@@ -11,6 +11,7 @@ out. A link stays unchanged if the steps hardly depend on its fitted rate either
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan, log, sqrt
 from pathlib import Path
 from statistics import median, quantiles
@@ -143,8 +144,8 @@ def learn(
     """
     runs = [_read(folder, trust_code) for folder in folders]
     rows = _rows(runs, cluster)
-    new = {_condition(row) for row in rows}
-    kept = [row for row in cluster.device.measured if _condition(row) not in new]
+    new = {row.conditions for row in rows}
+    kept = [row for row in cluster.device.measured if row.conditions not in new]
     device = replace(cluster.device, measured=(*kept, *rows))
     scatter = [
         run.parts["stragglers_s"]
@@ -172,10 +173,6 @@ def learn(
         learned, line = _with_link(learned, level, level_runs)
         said.append(line)
     return learned, said
-
-
-def _condition(row: MeasuredStep) -> tuple[str, str, bool, int]:
-    return row.model, row.autocast, row.tf32, row.micro_batch_size
 
 
 def _read(folder: Path, trust_code: bool) -> FinishedRun:
@@ -246,12 +243,7 @@ def _rows(runs: Sequence[FinishedRun], cluster: Cluster) -> list[MeasuredStep]:
 
 
 def _with_link(cluster: Cluster, level: int, runs: Sequence[FinishedRun]) -> tuple[Cluster, str]:
-    link = cluster.links[level]
-
-    def with_link(**values: Any) -> Cluster:
-        links = list(cluster.links)
-        links[level] = replace(link, **values)
-        return replace(cluster, links=tuple(links))
+    link, with_link = cluster.links[level], partial(cluster.with_link, level)
 
     def step_s(changed: Cluster, run: FinishedRun) -> float:
         row = forecast(run.workload, changed, run.world_size, run.exchange, run.compressor)

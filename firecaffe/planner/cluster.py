@@ -9,7 +9,7 @@ file the usual difference between a data sheet and a training.
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from msgspec import Meta
 
@@ -42,6 +42,11 @@ class MeasuredStep:
     error: Amount = 0.0
     """Half the spread of the middle four fifths of the samples, over their median."""
 
+    @property
+    def conditions(self) -> tuple[str, str, bool, int]:
+        """The network, its arithmetic and its size."""
+        return self.model, self.autocast, self.tf32, self.micro_batch_size
+
 
 @dataclass(frozen=True)
 class Device:
@@ -67,6 +72,11 @@ class Device:
     """Both errors: the figure may be off by a factor of 1 + error."""
     error: Amount = 0.3
     measured: tuple[MeasuredStep, ...] = ()
+
+    @property
+    def memory_rate(self) -> float:
+        """The bytes/s of its memory that it reaches."""
+        return self.memory_bytes_per_s * self.efficiency
 
 
 @dataclass(frozen=True)
@@ -138,6 +148,12 @@ class Cluster:
     def is_one_host(self) -> bool:
         """Whether it has no more devices than one node, so that its links join no nodes."""
         return 0 < self.most_devices <= self.devices_per_node
+
+    def with_link(self, level: int, **figures: Any) -> Self:
+        """Return the cluster with other figures of link number `level`."""
+        links = list(self.links)
+        links[level] = replace(links[level], **figures)
+        return replace(self, links=tuple(links))
 
 
 def shipped() -> list[str]:

@@ -56,9 +56,8 @@ def coded_s(
         out = server.seconds([round(local_nodes * share * n) for n in sizes])
         back = server.seconds([round(share * n) for n in sizes])
         wire_s = [(a + b) / 2 for a, b in zip(out, back, strict=True)]
-    outermost = network.link(0, network.world_size - 1)
     passes_s = [passes * BYTES_PER_ELEMENT * size / memory_rate for size in sizes]
-    slower = 1 / outermost.efficiency.get(name, 1.0)
+    slower = 1 / network.outermost.efficiency.get(name, 1.0)
     return [slower * (a + b) for a, b in zip(passes_s, wire_s, strict=True)]
 
 

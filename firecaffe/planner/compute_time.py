@@ -9,8 +9,8 @@ the weights. The overhead does not shrink with the batch, so small batches use l
 Source: Williams, Waterman, Patterson 2009 (roofline); Hockney 1991 (half-performance length).
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log
 
@@ -57,9 +57,16 @@ class MicroBatch:
 def micro_batch(workload: Workload, device: Device, images: int) -> MicroBatch:
     """Time one micro-batch by the device's figures, and its measurements if there are any."""
     scale = correction(workload, device, images)
-    times = [layer_s(layer, workload, device, images) for layer in workload.layers]
-    forward_s = scale * sum(forward for forward, _ in times)
-    return MicroBatch(forward_s, tuple(scale * backward for _, backward in reversed(times)))
+    forward_s, backward_s = layers_s(workload.layers, workload, device, images, scale)
+    return MicroBatch(forward_s, backward_s[::-1])
+
+
+def layers_s(
+    layers: Sequence[LayerWork], workload: Workload, device: Device, images: int, scale: float
+) -> tuple[float, tuple[float, ...]]:
+    """Forward of all layers, and backward of each, times `scale`."""
+    times = [layer_s(layer, workload, device, images) for layer in layers]
+    return scale * sum(forward for forward, _ in times), tuple(scale * s for _, s in times)
 
 
 def layer_s(
@@ -139,7 +146,7 @@ def update_s(workload: Workload, device: Device, share: float = 1.0) -> float:
         return share * float(np.median(measured))
     passes = UPDATE_PASSES * (1 + workload.optimizer_vectors)
     moved = share * passes * workload.parameter_bytes
-    return moved / (device.memory_bytes_per_s * device.efficiency) + device.overhead_s
+    return moved / device.memory_rate + device.overhead_s
 
 
 def data_s(workload: Workload, device: Device) -> float:
@@ -156,7 +163,7 @@ def correction(workload: Workload, device: Device, images: int) -> float:
     rows = sorted(_rows(workload, device), key=lambda row: row.micro_batch_size)
     if not rows:
         return 1.0
-    bare = Device(**{**device.__dict__, "measured": ()})
+    bare = replace(device, measured=())
     ratios = [
         row.compute_s / micro_batch(workload, bare, row.micro_batch_size).compute_s for row in rows
     ]
@@ -166,8 +173,7 @@ def correction(workload: Workload, device: Device, images: int) -> float:
 
 def copies_s(workload: Workload, device: Device) -> float:
     """Seconds to copy gradients into buckets, which a measured micro-batch includes."""
-    rate = device.memory_bytes_per_s * device.efficiency
-    return COPY_PASSES * workload.parameter_bytes / rate
+    return COPY_PASSES * workload.parameter_bytes / device.memory_rate
 
 
 def doubts_of(workload: Workload, device: Device) -> list[str]:
@@ -199,7 +205,7 @@ def _rows(workload: Workload, device: Device) -> list[MeasuredStep]:
 
 def _rates(precision: str, device: Device) -> tuple[float, float]:
     peak = _peak(precision, device.peak_flops) or device.peak_flops["float32"]
-    return peak * device.efficiency, device.memory_bytes_per_s * device.efficiency
+    return peak * device.efficiency, device.memory_rate
 
 
 def _peak(precision: str, peaks: Mapping[str, float]) -> float | None:

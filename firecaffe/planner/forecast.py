@@ -218,8 +218,7 @@ def _check_nodes(workload: Workload, world_size: int) -> None:
 def errors_of(
     workload: Workload, cluster: Cluster, world_size: int, compressor: str = NO_COMPRESSOR
 ) -> tuple[float, float]:
-    network = Network(cluster.links, world_size)
-    link_error = network.links[network.level(0, world_size - 1)].error
+    link_error = Network(cluster.links, world_size).outermost.error
     exchange_error = link_error * (1 if compressor == NO_COMPRESSOR else 2)
     return (
         min(MAX_ERROR, error_of(workload, cluster.device)),

@@ -325,7 +325,7 @@ def merged(steps: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
     """Merge steps of one network, arithmetic and size, with a band that reaches to all of them."""
     same: dict[tuple[str, str, bool, int], list[MeasuredStep]] = defaultdict(list)
     for step in steps:
-        same[step.model, step.autocast, step.tf32, step.micro_batch_size].append(step)
+        same[step.conditions].append(step)
     return tuple(
         replace(
             of_case[0],

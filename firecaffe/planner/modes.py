@@ -175,15 +175,14 @@ class _Workers:
             self.took = lambda learner, _: seconds[learner % self.size]
         self.most_works = most_works
         self.steps = max(1, min(STEPS, most_works // self.leaves))
-        network = Network(cluster.links, self.size)
-        outermost = network.links[network.level(0, self.size - 1)]
+        outermost = Network(cluster.links, self.size).outermost
         self.codec = row.compressor if row.compressor in FIXED_LENGTH else ""
         self.pushed_bytes = float(workload.parameter_bytes)
         self.encoding_s = 0.0
         if self.codec:
             self.pushed_bytes *= sent_share(self.codec, workload)
-            rate = device.memory_bytes_per_s * device.efficiency
-            self.encoding_s = compute * encoding_s(workload.parameter_bytes, rate)
+            encoded_s = encoding_s(workload.parameter_bytes, device.memory_rate)
+            self.encoding_s = compute * encoded_s
 
         def sent_s(size_bytes: float) -> float:
             one_s = outermost.latency_s + size_bytes / outermost.bandwidth_bytes_per_s

@@ -118,7 +118,7 @@ class Prices:
         return self._at[num_elements]
 
     def _correction(self) -> float:
-        outermost = self.network.links[self.network.level(0, self.network.world_size - 1)]
+        outermost = self.network.outermost
         # The messages of `fold` go straight to their receivers, as those of the sharded server do.
         algorithm = SHARDED if self.algorithm == FOLD else self.algorithm
         return outermost.exchange_scale / outermost.efficiency.get(algorithm, 1.0)

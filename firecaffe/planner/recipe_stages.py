@@ -17,7 +17,7 @@ from firecaffe.parallel.stages import ORDERS, Action, cut_stages, most_held
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.boundary_cost import Communication
 from firecaffe.planner.cluster import Device
-from firecaffe.planner.compute_time import MicroBatch, correction, data_s, layer_s, update_s
+from firecaffe.planner.compute_time import MicroBatch, correction, data_s, layers_s, update_s
 from firecaffe.planner.layouts import LayerLayout
 from firecaffe.planner.memory import memory_bytes
 from firecaffe.planner.split_step import SplitCost, SplitStep
@@ -48,7 +48,7 @@ class RecipeStages:
     """compute_s is the slowest stage's; activations_s is the rest until all stages are done."""
     computes_s: tuple[float, ...]
     memory: dict[str, float]
-    memory_by_stage: tuple[float, ...]
+    """The memory of the stage that needs most."""
 
     @property
     def idle(self) -> float:
@@ -106,14 +106,10 @@ class StageWork:
 def whole_stages(work: Workload, device: Device, names: Sequence[str]) -> list[StageWork]:
     """Stages of one worker each. Raises: ValueError, as `works_of`."""
     scale = correction(work, device, work.micro_batch_size)
-    stages = []
-    for layers in works_of(work.layers, names):
-        times = [layer_s(layer, work, device, work.micro_batch_size) for layer in layers]
-        forward_s = scale * sum(forward for forward, _ in times)
-        stages.append(
-            StageWork(layers, forward_s, tuple(scale * backward for _, backward in times))
-        )
-    return stages
+    return [
+        StageWork(layers, *layers_s(layers, work, device, work.micro_batch_size, scale))
+        for layers in works_of(work.layers, names)
+    ]
 
 
 def split_stages(
@@ -203,12 +199,8 @@ def stages_step(
         gradients_bytes=gradients,
         activations_bytes=sent_between,
     )
-    return RecipeStages(
-        step,
-        tuple(computes_s),
-        max(memory, key=lambda by_purpose: sum(by_purpose.values())),
-        tuple(sum(by_purpose.values()) for by_purpose in memory),
-    )
+    most = max(memory, key=lambda by_purpose: sum(by_purpose.values()))
+    return RecipeStages(step, tuple(computes_s), most)
 
 
 def _held(stage: Workload, actions: Sequence[Action]) -> Workload:

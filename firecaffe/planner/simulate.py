@@ -61,6 +61,11 @@ class Network:
     def link(self, first: int, second: int) -> Link:
         return self.links[self.level(first, second)]
 
+    @property
+    def outermost(self) -> Link:
+        """The innermost link that joins all ranks."""
+        return self.link(0, self.world_size - 1)
+
     def agreement_s(self, ranks: int) -> float:
         """Seconds in which the first `ranks` ranks exchange a few numbers.
 

@@ -10,7 +10,7 @@ plan explains each layer's layout by numbers: bytes of weights against bytes of 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -245,7 +245,7 @@ def _pipeline(cost: SplitCost) -> Iterator[SplitPlan]:
             continue
         best = best_stages(cost, stages)
         plan = plan_of_step("pipeline", cost, best.step, best.memory, stages)
-        yield SplitPlan(**{**plan.__dict__, "cuts": best.cuts, "idle": best.idle})
+        yield replace(plan, cuts=best.cuts, idle=best.idle)
 
 
 WAYS: dict[str, Callable[[SplitCost], Iterator[SplitPlan]]] = {
@@ -297,7 +297,7 @@ def _models(cost: SplitCost) -> Iterator[int]:
 def _plan(name: str, cost: SplitCost, layouts: Layouts, model: int) -> SplitPlan:
     memory = memory_of(cost.work, cost.chain, layouts, cost.in_memory)
     plan = plan_of_step(name, cost, cost.step(layouts), memory, model)
-    return SplitPlan(**{**plan.__dict__, "layouts": tuple(layouts)})
+    return replace(plan, layouts=tuple(layouts))
 
 
 def plan_of_step(

@@ -22,7 +22,7 @@ from firecaffe.planner.compute_time import (
     correction,
     data_s,
     is_measured,
-    layer_s,
+    layers_s,
     update_s,
 )
 from firecaffe.planner.forecast import forecast
@@ -206,10 +206,8 @@ class SplitCost:
         work, device = self.work, self.cluster.device
         # All paths of a worker count as one part.
         parts = part_of(unit, layout if unit.paths else layout.in_parts)
-        times = [layer_s(part, work, device, work.micro_batch_size) for part in parts]
         scale = self._scale * layout.products
-        backward_s = tuple(scale * backward for _, backward in times)
-        return scale * sum(forward for forward, _ in times), backward_s
+        return layers_s(parts, work, device, work.micro_batch_size, scale)
 
     def apart_s(self, unit: Unit, layout: LayerLayout, most: int) -> float:
         """Seconds to add, divide and check gradients that are kept apart. most: see `is_apart`."""
@@ -219,8 +217,7 @@ class SplitCost:
         passes = ADDITION_PASSES * leaves
         if is_measured(self.work, device):  # measured micro-batches include copies into buckets
             passes -= COPY_PASSES * leaves
-        rate = device.memory_bytes_per_s * device.efficiency
-        return passes * weights_bytes(unit, layout) / rate
+        return passes * weights_bytes(unit, layout) / device.memory_rate
 
     def inside(self, unit: Unit, layout: LayerLayout, most: int) -> Communication:
         """Price the exchanges within a unit. most: as in `is_apart`."""

@@ -174,8 +174,7 @@ class StepCost:
             if world_size == 1:
                 taken_s = [0.0] * len(sizes)
             elif self.compressor != NO_COMPRESSOR:
-                device = self.cluster.device
-                rate = device.memory_bytes_per_s * device.efficiency
+                rate = self.cluster.device.memory_rate
                 taken_s = coded_gradients_s(self.compressor, self.workload, network, rate, sizes)
             else:
                 update = update_of(self.workload, world_size)
@@ -253,7 +252,7 @@ def recipe_exchange(workload: Workload, cluster: Cluster, world_size: int) -> st
         return "tree"
     sizes = workload.tensors_bytes
     buckets = [sum(sizes[start:stop]) for start, stop in cut(sizes, workload.bucket_bytes)]
-    outer = network.link(0, world_size - 1)
+    outer = network.outermost
     return choose(
         world_size, buckets, outer.latency_s, outer.bandwidth_bytes_per_s, tree.senders
     ).algorithm
