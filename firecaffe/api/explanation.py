@@ -245,12 +245,9 @@ def _explain_folder(folder: Path, trust_code: bool) -> Explained:
     timings = read_timings(folder)
     in_rounds = is_local(folder)
     explained = explain_served(folder, timings) or explain_run(folder, in_rounds)
-    scored: Scored | None = score_mode(folder, timings)
-    if scored is None:
-        scored = score_parallel(folder, timings)
+    scored: Scored | None = score_mode(folder, timings) or score_parallel(folder, timings)
     if isinstance(explained, Explanation):
-        if scored is None:
-            scored = score(folder, timings, explained)
+        scored = scored or score(folder, timings, explained)
         said = [*(local_lines(folder, timings) if in_rounds else []), *lines(explained)]
     else:
         said = served_lines(explained)

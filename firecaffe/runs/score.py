@@ -28,22 +28,24 @@ from firecaffe.runs.schemas import (
 )
 from firecaffe.schema import checked
 
+Row = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class LastForecast:
     """The last forecast of a run, which may have replaced the one made before the first step."""
 
     place: Path
-    row: Mapping[str, Any]
+    row: Row
     timings: Rows
     """Times of the steps that it was not made from, after one step that readers leave out."""
     first_s: float | None = None
     """A step's seconds by the first forecast, if this one replaced it."""
 
-    def read_as(self, kind: Any) -> Mapping[str, Any]:
+    def read_as(self, kind: Any) -> Row:
         """Return the row, checked by a schema. Raises: RunError."""
         try:
-            row: Mapping[str, Any] = checked(self.row, kind)
+            row: Row = checked(self.row, kind)
         except ValueError as error:
             raise RunError(f"{self.place}: {error}") from error
         return row
@@ -119,24 +121,34 @@ def measured_parts(timings: Rows) -> dict[str, float]:
     steps = sorted(set.intersection(*present)) if present else []
     if not steps:
         raise RunError("the run has no step, after its first, that all ranks did")
-    columns: dict[str, list[float]] = {name: [] for name in ADVICE}
-    for step in steps:
-        rows = [by_step[step] for by_step in by_rank.values() if by_step]
-        own_s = [row["compute_s"] + row["data_s"] for row in rows]
-        middle_s = median(own_s)
-        columns["compute_s"].append(median(row["compute_s"] for row in rows))
-        columns["data_s"].append(median(row["data_s"] for row in rows))
-        columns["stragglers_s"].append(max(own_s) - middle_s)
-        exposed_s = min(row["exposed_communication_s"] for row in rows)
-        columns["exchange_s"].append(exposed_s)
-        columns["update_s"].append(median(row["update_s"] for row in rows))
-    of_rank = [
-        [by_step[step]["step_s"] for step in steps] for by_step in by_rank.values() if by_step
-    ]
-    parts = {name: median(values) for name, values in columns.items() if values}
-    step_s = max(map(median, of_rank))
-    total_s = sum(parts.values())
-    return {**parts, "step_s": step_s, "rest_s": max(0.0, step_s - total_s)}
+    by_step = [[rows[step] for rows in by_rank.values() if rows] for step in steps]
+    parts = {
+        "compute_s": _typical_s(by_step, "compute_s"),
+        "stragglers_s": median(map(_stragglers_s, by_step)),
+        "exchange_s": _least_s(by_step, "exposed_communication_s"),
+        "data_s": _typical_s(by_step, "data_s"),
+        "update_s": _typical_s(by_step, "update_s"),
+    }
+    step_s = max(median(row["step_s"] for row in rows) for rows in zip(*by_step, strict=True))
+    return {**parts, "step_s": step_s, "rest_s": max(0.0, step_s - sum(parts.values()))}
+
+
+Steps = Sequence[Sequence[Row]]
+"""The timings of all ranks, by step."""
+
+
+def _typical_s(by_step: Steps, name: str) -> float:
+    """The median over steps of the median rank's time."""
+    return float(median(median(row[name] for row in rows) for rows in by_step))
+
+
+def _least_s(by_step: Steps, name: str) -> float:
+    return float(median(min(row[name] for row in rows) for rows in by_step))
+
+
+def _stragglers_s(rows: Sequence[Row]) -> float:
+    alone_s = [row["compute_s"] + row["data_s"] for row in rows]
+    return float(max(alone_s) - median(alone_s))
 
 
 def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None:
@@ -146,7 +158,7 @@ def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None
         return None
     forecast = kept.read_as(EveryStepForecast)
     measured, cluster = measured_parts(kept.timings), forecast["cluster"]
-    parts = [_part(name, forecast, measured[name]) for name in ADVICE]
+    parts = _parts(forecast, measured)
     step = step_part(forecast, measured["step_s"])
     is_overloaded = bool(overloaded(kept.timings))
     lines = step_lines(cluster, step, kept.first_s)
@@ -154,21 +166,23 @@ def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None
     return Score(cluster, step, parts, lines, kept.first_s)
 
 
-def _part(name: str, forecast: Mapping[str, Any], measured_s: float) -> StepPart:
-    if name == "rest_s":
-        return StepPart(name, 0.0, 0.0, 0.0, measured_s)
-    if name == "stragglers_s":
-        said = forecast["stragglers_s"]
-        return StepPart(name, said, 0.0, 2 * said, measured_s)
-    key = "exposed_communication_s" if name == "exchange_s" else name
-    said, low, high = forecast[key], forecast["low"][key], forecast["high"][key]
-    if name == "compute_s":
-        waits = forecast["stragglers_s"]
-        return StepPart(name, said - waits, low - waits, high - waits, measured_s)
-    return StepPart(name, said, low, high, measured_s)
+def _parts(forecast: Row, measured: Mapping[str, float]) -> list[StepPart]:
+    band, waits_s = (forecast, forecast["low"], forecast["high"]), forecast["stragglers_s"]
+    bands = {
+        "compute_s": [row["compute_s"] - waits_s for row in band],
+        "stragglers_s": [waits_s, 0.0, 2 * waits_s],
+        "exchange_s": [row["exposed_communication_s"] for row in band],
+        "data_s": [row["data_s"] for row in band],
+        "update_s": [row["update_s"] for row in band],
+        "rest_s": [0.0, 0.0, 0.0],
+    }
+    return [
+        StepPart(name, middle_s, low_s, high_s, measured[name])
+        for name, (middle_s, low_s, high_s) in bands.items()
+    ]
 
 
-def step_part(forecast: Mapping[str, Any], measured_s: float) -> StepPart:
+def step_part(forecast: Row, measured_s: float) -> StepPart:
     low, high = forecast["step_low_s"], forecast["step_high_s"]
     return StepPart("step_s", forecast["step_s"], low, high, measured_s)
 
@@ -289,11 +303,7 @@ def score_mode(folder: Path, timings: Rows) -> ModeScore | None:
     return ModeScore(forecast["cluster"], forecast["mode_in_words"], step, figures, kept.first_s)
 
 
-def _figures(
-    forecast: Mapping[str, Any],
-    rows: Sequence[Mapping[str, Any]],
-    result: Mapping[str, Any] | None,
-) -> Iterator[Figure]:
+def _figures(forecast: Row, rows: Sequence[Row], result: Row | None) -> Iterator[Figure]:
     averages = [row["exchange_s"] for row in rows if row.get("exchange_s")]
     if forecast["average_s"] and averages:
         yield Figure("an average", " ms", forecast["average_s"] * 1e3, fmean(averages) * 1e3)
@@ -313,9 +323,6 @@ def _figures(
         )
         steps = max(1, result["steps"] - forecast["after_step"])
         yield Figure("a step sends", " MB", forecast["bytes_per_step"] / 1e6, moved / steps / 1e6)
-
-
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -354,14 +361,15 @@ def score_parallel(folder: Path, timings: Rows) -> ParallelScore | None:
 
 def _of_split(forecast: Row, by_rank: Sequence[Sequence[Row]]) -> Iterator[Figure]:
     steps = [*zip(*by_rank, strict=False)]
-    computes_s = median(median(row["compute_s"] for row in rows) for rows in steps)
-    yield _figure("compute", forecast["compute_s"] - forecast["stragglers_s"], computes_s)
-    activations_s = median(min(row["activations_s"] for row in rows) for rows in steps)
+    computed_s = forecast["compute_s"] - forecast["stragglers_s"]
+    yield _figure("compute", computed_s, _typical_s(steps, "compute_s"))
+    activations_s = _least_s(steps, "activations_s")
     yield _figure("waits for activations", forecast["activations_s"], activations_s)
-    gradients_s = median(min(_gradients_s(row) for row in rows) for rows in steps)
+    gradients_s = median(
+        min(row["exposed_communication_s"] - row["activations_s"] for row in rows) for rows in steps
+    )
     yield _figure("waits for gradients", forecast["exposed_communication_s"], gradients_s)
-    updates_s = median(median(row["update_s"] for row in rows) for rows in steps)
-    yield _figure("update", forecast["update_s"], updates_s)
+    yield _figure("update", forecast["update_s"], _typical_s(steps, "update_s"))
 
 
 def _of_stages(forecast: Row, by_rank: Sequence[Sequence[Row]]) -> Iterator[Figure]:
@@ -371,10 +379,6 @@ def _of_stages(forecast: Row, by_rank: Sequence[Sequence[Row]]) -> Iterator[Figu
     steps_s = [median(row["step_s"] for row in rows) for rows in by_rank]
     idle = 1 - fmean(computes_s) / fmean(steps_s)
     yield Figure("a stage does not compute", " %", forecast["idle"] * 100, idle * 100)
-
-
-def _gradients_s(row: Row) -> float:
-    return float(row["exposed_communication_s"] - row["activations_s"])
 
 
 def _figure(name: str, forecast_s: float, measured_s: float) -> Figure:
