@@ -47,6 +47,14 @@ class MeasuredStep:
         """The network, its arithmetic and its size."""
         return self.model, self.autocast, self.tf32, self.micro_batch_size
 
+    def scaled(self, compute: float, data: float, update: float) -> Self:
+        return replace(
+            self,
+            compute_s=self.compute_s * compute,
+            data_s=self.data_s * data,
+            update_s=self.update_s * update,
+        )
+
 
 @dataclass(frozen=True)
 class Device:
@@ -218,20 +226,11 @@ def _check(cluster: Cluster) -> None:
 def slower(cluster: Cluster, compute: float, link: float) -> Cluster:
     """Return the cluster with devices and links that take `compute` and `link` times as long."""
     device = cluster.device
-    measured = tuple(
-        replace(
-            row,
-            compute_s=row.compute_s * compute,
-            data_s=row.data_s * compute,
-            update_s=row.update_s * compute,
-        )
-        for row in device.measured
-    )
     device = replace(
         device,
         efficiency=device.efficiency / compute,
         overhead_s=device.overhead_s * compute,
-        measured=measured,
+        measured=tuple(row.scaled(compute, compute, compute) for row in device.measured),
     )
     links = tuple(
         replace(

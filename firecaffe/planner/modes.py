@@ -79,19 +79,6 @@ def modes_of(
     return list(_Workers(workload, cluster, row, words).modes())
 
 
-def price_recipe_mode(
-    workload: Workload,
-    cluster: Cluster,
-    row: Forecast,
-    words: SynchronyConfig,
-    compute: float = 1.0,
-    exchange: float = 1.0,
-) -> PlannedMode:
-    """Price the recipe's mode (not every_step) except its gain. compute, exchange: time factors."""
-    works = MAX_OWN_WORKS
-    return _Workers(workload, cluster, row, words, compute, exchange, most_works=works).own()
-
-
 def alternatives(
     workload: Workload,
     cluster: Cluster,
@@ -356,7 +343,8 @@ def forecast_mode(
         words = replace(words, local_steps=rounds.mean_cycle)
 
     def at(sign: int) -> PlannedMode:
-        return price_recipe_mode(workload, cluster, row, words, 1 + sign * compute, 1 + sign * link)
+        factors = 1 + sign * compute, 1 + sign * link
+        return _Workers(workload, cluster, row, words, *factors, most_works=MAX_OWN_WORKS).own()
 
     mode, low, high = at(0), at(-1), at(1)
     most_bytes = workload.parameter_bytes * max(fragment_shares(workload, words))
@@ -376,16 +364,3 @@ def forecast_mode(
 
 
 KEPT = ("images_per_s", "staleness", "dropped", "idle", "bytes_per_step")
-
-
-def line_of(found: dict[str, Any]) -> str:
-    low, high = found["step_low_s"] * 1e3, found["step_high_s"] * 1e3
-    said = (
-        f"forecast: {found['step_s'] * 1e3:.3g} ms a step ({low:.3g} to {high:.3g}), "
-        f"{found['images_per_s']:,.0f} samples/s on {found['cluster']} in mode "
-        f"{found['mode_in_words']}"
-    )
-    if found["average_s"] is not None:
-        return f"{said}; an average takes {found['average_s'] * 1e3:.3g} ms"
-    megabytes = found["bytes_per_step"] / 1e6
-    return f"{said}; staleness {found['staleness']:.2f}, {megabytes:,.3g} MB a step"

@@ -24,7 +24,7 @@ from firecaffe.planner.cluster import Cluster, MeasuredStep, crowding, slower
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import is_measured
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.modes import forecast_mode, gradients_per_update, line_of
+from firecaffe.planner.modes import forecast_mode, gradients_per_update
 from firecaffe.planner.recipe_layout import RecipeLayout, forecast_parallel
 from firecaffe.planner.recipe_workload import NO_DATA_TIME, cluster_for, workload_of
 from firecaffe.planner.step_cost import slowest_over_mean
@@ -123,15 +123,6 @@ def _count(row: Row) -> int:
     return sum(count for count, _ in _works(row))
 
 
-def scaled(step: MeasuredStep, compute: float, data: float, update: float) -> MeasuredStep:
-    return replace(
-        step,
-        compute_s=step.compute_s * compute,
-        data_s=step.data_s * data,
-        update_s=step.update_s * update,
-    )
-
-
 @dataclass(frozen=True)
 class PlannedRun:
     """Everything that a run's forecast is made from, except the cluster."""
@@ -219,7 +210,7 @@ class FirstForecast:
             return run.on(replace(cluster, device=device)) | {"made_from": asdict(measured)}
         step, work = measured.as_measured_step(run.workload), run.workload
         shared = crowding(self.cluster, run.workers, work.threads)
-        step = scaled(step, 1 / shared, 1 / shared, 1 / shared)
+        step = step.scaled(1 / shared, 1 / shared, 1 / shared)
         cluster = self._cluster(step, measured)
         if not is_measured(work, cluster.device):
             return None
@@ -230,7 +221,7 @@ class FirstForecast:
             wanted = measured.of_step(row.get("micro_batches"))
             planned = row["compute_s"] - row["stragglers_s"], row["data_s"], row["update_s"]
             ratios = [a / b if b else 1.0 for a, b in zip(wanted, planned, strict=True)]
-            step = scaled(step, *ratios)
+            step = step.scaled(*ratios)
             row = run.on(self._cluster(step, measured))
         return row | {"made_from": asdict(measured)}
 
@@ -290,11 +281,7 @@ def write_forecast(
     except (FirecaffeError, ValueError) as error:  # the run starts without a forecast
         return ([f"no forecast: {error}"] if chosen is not None else []), None
     write_json(folder / FORECAST, predicted)
-    line = line_of(predicted) if "mode" in predicted else _line(predicted)
-    lines = [
-        line + ("; without the time that the data take" if predicted["is_without_data"] else "")
-    ]
-    return lines, FirstForecast(folder, run, cluster, predicted)
+    return [_line(predicted)], FirstForecast(folder, run, cluster, predicted)
 
 
 def _cores() -> int:
@@ -303,15 +290,26 @@ def _cores() -> int:
     return 0 if count < (os.cpu_count() or count) else count
 
 
-def _line(predicted: dict[str, Any]) -> str:
+def _line(predicted: Row) -> str:
     said = f"{predicted['images_per_s']:,.0f} samples/s on {predicted['cluster']}"
-    line = f"forecast: {_band(predicted, ' a step')}, {said}"
+    without_data = "; without the time that the data take" * predicted["is_without_data"]
+    return f"forecast: {_band(predicted, ' a step')}, {said}{_kind(predicted)}{without_data}"
+
+
+def _kind(predicted: Row) -> str:
+    """Say what a forecast of its kind has besides the step; "" for a whole network every step."""
+    if "mode" in predicted:
+        mode, average_s = f" in mode {predicted['mode_in_words']}", predicted["average_s"]
+        if average_s is not None:
+            return f"{mode}; an average takes {average_s * 1e3:.3g} ms"
+        megabytes = predicted["bytes_per_step"] / 1e6
+        return f"{mode}; staleness {predicted['staleness']:.2f}, {megabytes:,.3g} MB a step"
     if "parallel" not in predicted:
-        return line
+        return ""
     if predicted["parallel"]["stages"]:
-        return f"{line}; {predicted['idle']:.0%} of it a stage does not compute"
+        return f"; {predicted['idle']:.0%} of it a stage does not compute"
     between, gradients = predicted["activations_s"], predicted["exposed_communication_s"]
-    return f"{line}; {between * 1e3:.3g} ms for activations, {gradients * 1e3:.3g} for gradients"
+    return f"; {between * 1e3:.3g} ms for activations, {gradients * 1e3:.3g} for gradients"
 
 
 def _band(row: Row, unit: str = "") -> str:
