@@ -28,8 +28,7 @@ from firecaffe.parallel.slide import (
     pool_slide,
 )
 from firecaffe.parallel.volumes import by_both
-from firecaffe.planner.layer_traffic import Layer, layers_on, paths_of
-from firecaffe.planner.rows_and_paths import PathModule, rows_of
+from firecaffe.planner.layer_traffic import Layer, PathModule, layers_on, paths_on, rows_of
 from firecaffe.planner.workload import LayerWork, Workload, on_outline
 
 BY_ELEMENT = (
@@ -217,7 +216,7 @@ def _modules(network: nn.Module, inputs: Any, paths: Collection[str]) -> Modules
         {name for name, part in named.items() if type(part) is nn.Dropout},
         {name: (channels[norm], norm.size - 1) for name, norm in norms.items() if norm in channels},
         images,
-        {module.name: module for module in paths_of(network, inputs, paths)},
+        {module.name: module for module in paths_on(network, inputs, paths)},
     )
 
 

@@ -1,13 +1,18 @@
-"""Compares what each layer would send by data parallelism and by each split."""
+"""Compares what each layer would send by data parallelism and by each split.
+
+Splits by rows of images, and by paths of a module, cut no layer's weights.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import pairwise
 from math import inf
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from firecaffe.data.dataset import Layout
@@ -15,23 +20,19 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.config import ModelConfig
-from firecaffe.parallel.find_paths import Paths
+from firecaffe.parallel.find_paths import NoPathsError, Paths, find_paths, share_paths
+from firecaffe.parallel.slide import Slide, crossing_rows, slide_of
 from firecaffe.parallel.volumes import (
     Sizes,
     by_both,
     by_inputs,
     by_outputs,
+    by_paths,
+    by_rows,
     data_numbers,
+    gather_numbers,
     most_samples,
-)
-from firecaffe.planner.rows_and_paths import (
-    PathModule,
-    PathsVolumes,
-    Rows,
-    named_paths,
-    path_modules,
-    rows_of,
-    sized,
+    norm_by_rows,
 )
 from firecaffe.planner.workload import on_outline
 
@@ -46,6 +47,43 @@ WORDS: dict[type[nn.Module], dict[str, Volume]] = {
     nn.BatchNorm2d: {"filters": by_both},
 }
 """The words for a split and their volumes; a test compares them with `parallel.split_kinds`."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    slide: Slide | None
+    """The way a convolution moves over rows; None for a batch normalization."""
+    rows: int
+    channels: int
+    columns: int
+
+    def numbers(self, sizes: Sizes, samples: int, workers: int) -> float | None:
+        """Numbers that each worker sends if input and output are whole; None for too few rows."""
+        made = self.rows if self.slide is None else self.slide.outputs(self.rows)
+        if min(self.rows, made) < workers:
+            return None
+        has_gradient = sizes.input_has_gradient
+        outputs = gather_numbers(workers, samples * sizes.outputs, made)
+        inputs = has_gradient * gather_numbers(workers, samples * sizes.inputs, self.rows)
+        if self.slide is None:
+            sums = norm_by_rows(workers, sizes.weights, self.channels, has_gradient)
+            return sums + outputs + inputs
+        crossing = crossing_rows(self.slide, self.rows, workers) if workers > 1 else 0
+        halo = samples * crossing * self.channels * self.columns / max(1, workers - 1)
+        both_ways = halo if has_gradient else halo / 2
+        return by_rows(workers, sizes.weights, both_ways) + outputs + inputs
+
+
+def rows_of(layer: nn.Module, shape: tuple[int, ...]) -> Rows | None:
+    """The rows of a layer with this input shape; None if it cannot be split by rows."""
+    if type(layer) not in (nn.Conv2d, nn.BatchNorm2d) or len(shape) != 4:
+        return None
+    slide = None
+    if isinstance(layer, nn.Conv2d):
+        if layer.padding_mode != "zeros":
+            return None
+        slide = slide_of(layer)
+    return Rows(slide, shape[2], shape[1], shape[3])
 
 
 @dataclass(frozen=True)
@@ -71,6 +109,27 @@ class LayerVolumes:
     @property
     def least_by_model(self) -> float:
         return min(self.by_model.values(), default=self.by_data)
+
+
+@dataclass(frozen=True)
+class PathsVolumes:
+    """The volumes of a module of paths, in numbers that each worker sends in a step."""
+
+    name: str
+    kind: str
+    paths: int
+    weights: int
+    """The number of trained parameters, including those of layers that paths share."""
+    inputs: int
+    outputs: int
+    by_data: float
+    by_paths: float | None
+    """Numbers sent if it is split by paths; None if there are fewer paths than workers."""
+
+    @property
+    def cheapest(self) -> str:
+        is_less = self.by_paths is not None and self.by_paths < self.by_data
+        return "paths" if is_less else "data"
 
 
 @dataclass(frozen=True)
@@ -176,35 +235,6 @@ class _Calls:
     shape: tuple[int, ...] = ()
 
 
-def paths_on(network: nn.Module, inputs: Any) -> list[PathModule]:
-    """Find the modules of paths that are called; runs the network once in training mode."""
-    return _called_paths(network, inputs, path_modules(network))
-
-
-def paths_of(network: nn.Module, inputs: Any, names: Collection[str]) -> list[PathModule]:
-    """Find the modules of paths with these names; runs the network once in training mode."""
-    return _called_paths(network, inputs, named_paths(network, names)) if names else []
-
-
-def _called_paths(
-    network: nn.Module, inputs: Any, modules: Mapping[str, tuple[nn.Module, Paths]]
-) -> list[PathModule]:
-    given: dict[nn.Module, tuple[Any, ...]] = {}
-
-    def note(part: nn.Module, taken: tuple[Any, ...]) -> None:
-        given.setdefault(part, taken)
-
-    with ExitStack() as hooks, without_compiler():
-        for layer, _ in modules.values():
-            hooks.enter_context(layer.register_forward_pre_hook(note))
-        network.train()(inputs)
-        return [
-            sized(name, layer, paths, given[layer])
-            for name, (layer, paths) in modules.items()
-            if layer in given
-        ]
-
-
 def _calls(network: nn.Module, inputs: Any) -> dict[nn.Module, _Calls]:
     by_module = {part: _Calls() for part in network.modules()}
 
@@ -259,3 +289,93 @@ def _elements(part: Any) -> tuple[int, int]:
 
 def _tensors(value: Any) -> Sequence[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+@dataclass(frozen=True)
+class PathModule:
+    name: str
+    layer: nn.Module
+    paths: Paths
+    sizes: Mapping[fx.Node, int]
+    """Numbers that each node makes, of one sample."""
+    has_gradient: bool
+    """Whether the inputs of the paths need a gradient."""
+
+    def volumes(self, samples: int, workers: int) -> PathsVolumes:
+        """Compute the volumes. samples: the size of a micro-batch, which all workers compute."""
+        weights = sum(
+            parameter.numel() for parameter in self.layer.parameters() if parameter.requires_grad
+        )
+        inputs = sum(self.sizes.get(node, 0) for node in self.paths.taken)
+        ends = [self.sizes[end] for end in self.paths.ends]
+        numbers = None
+        if len(ends) >= workers:
+            runs = pairwise(share_paths(self.layer, self.paths, workers))
+            largest = max(sum(ends[start:stop]) for start, stop in runs)
+            numbers = by_paths(workers, samples * inputs * self.has_gradient, samples * largest)
+        whole = Sizes(weights, inputs, sum(ends), 1, 1, self.has_gradient)
+        return PathsVolumes(
+            self.name,
+            type(self.layer).__name__,
+            len(ends),
+            weights,
+            inputs,
+            sum(ends),
+            data_numbers(whole, workers),
+            numbers,
+        )
+
+
+def paths_on(
+    network: nn.Module, inputs: Any, names: Collection[str] | None = None
+) -> list[PathModule]:
+    """Find the modules of paths that are called, all or by name, by one run in training mode."""
+    parts = dict(network.named_modules())
+    paths = _outermost(parts) if names is None else {n: find_paths(parts[n]) for n in names}
+    given: dict[str, tuple[Any, ...]] = {}
+
+    def note(name: str, _: nn.Module, taken: tuple[Any, ...]) -> None:
+        given.setdefault(name, taken)
+
+    with ExitStack() as hooks, without_compiler():
+        for name in paths:
+            hooks.enter_context(parts[name].register_forward_pre_hook(partial(note, name)))
+        if paths:
+            network.train()(inputs)
+        return [
+            _sized(name, parts[name], paths[name], given[name]) for name in paths if name in given
+        ]
+
+
+def _outermost(parts: Mapping[str, nn.Module]) -> dict[str, Paths]:
+    """Find the modules of paths that contain layers; of nested modules only the outermost."""
+    paths: dict[str, Paths] = {}
+    for name, part in parts.items():
+        is_inside = any(name.startswith(f"{outer}.") for outer in paths)
+        if name and not is_inside and any(True for _ in part.children()):
+            with suppress(NoPathsError):
+                paths[name] = find_paths(part)
+    return paths
+
+
+class _Sizes(fx.Interpreter):
+    def __init__(self, layer: nn.Module, graph: fx.Graph) -> None:
+        super().__init__(layer, graph=graph)
+        self.numbers: dict[fx.Node, int] = {}
+        self.wanted: set[fx.Node] = set()
+
+    def run_node(self, n: fx.Node) -> Any:
+        made = super().run_node(n)
+        if isinstance(made, Tensor):
+            self.numbers[n] = made.numel()
+            if made.requires_grad:
+                self.wanted.add(n)
+        return made
+
+
+def _sized(name: str, layer: nn.Module, paths: Paths, inputs: tuple[Any, ...]) -> PathModule:
+    run = _Sizes(layer, paths.graph)
+    run.run(*inputs)
+    samples = len(inputs[0])
+    sizes = {node: numbers // samples for node, numbers in run.numbers.items()}
+    return PathModule(name, layer, paths, sizes, any(n in run.wanted for n in paths.taken))
