@@ -11,7 +11,7 @@ Source: the model of rounds of Thakur, Rabenseifner and Gropp 2005, as in `plann
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from typing import NamedTuple, Self
 
@@ -55,11 +55,9 @@ class Exchanges:
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self._fetched: dict[tuple[Form, Form], MessageTraffic] = {}
-        self._summed: dict[tuple[Digit, Form], MessageTraffic] = {}
-        self._indices: dict[tuple[Digit, ...], tuple[NDArray[np.int64], int]] = {}
-        self._owned: dict[tuple[tuple[Digit, ...], tuple[Digit, ...]], Array] = {}
-        self._overlaps: dict[tuple[tuple[Digit, ...], tuple[Digit, ...], int], Array] = {}
+        self.sums, self.fetch = cache(self._sums), cache(self._fetch)
+        self.pieces = cache(self._pieces)
+        self.has, self.overlap = cache(self._has), cache(self._overlap)
 
     @cached_property
     def _sharing(self) -> Array:
@@ -78,14 +76,8 @@ class Exchanges:
             level[group[:, None] == group] = number
         return level
 
-    def sums(self, digit: Digit, form: Form) -> MessageTraffic:
-        """Sum boxes of the workers that differ in a digit; each gets its share of the sum."""
-        key = digit, form
-        if key not in self._summed:
-            self._summed[key] = self._sums(digit, form)
-        return self._summed[key]
-
     def _sums(self, digit: Digit, form: Form) -> MessageTraffic:
+        """Sum boxes of the workers that differ in a digit; each gets its share of the sum."""
         stride, size = digit
         of_links = np.zeros(len(self.network.links))
         for other in range(1, size):
@@ -105,26 +97,20 @@ class Exchanges:
             messages = np.maximum(messages, sends)
         return MessageTraffic(messages, messages * share / 2)
 
-    def fetch(self, have: Form, need: Form) -> MessageTraffic:
-        """Send each worker, which has one box of a tensor, the rest of the box that it needs."""
-        key = have, need
-        if key not in self._fetched:
-            self._fetched[key] = self._fetch(have, need)
-        return self._fetched[key]
-
     def _fetch(self, have: Form, need: Form) -> MessageTraffic:
+        """Send each worker, which has one box of a tensor, the rest of the box that it needs."""
         links = len(self.network.links)
         messages, share = np.zeros(links), np.zeros(links)
         if have == need:
             return MessageTraffic(messages, share)
         axes = (have.samples, need.samples), (have.channels, need.channels)
         box = 1 / _count(need.samples) / _count(need.channels)
-        lacks = box - self._own(*axes[0]) * self._own(*axes[1])
+        lacks = box - self.has(*axes[0]) * self.has(*axes[1])
         rank = int(lacks.argmax())
         if lacks[rank] < 1e-9:
             return MessageTraffic(messages, share)
-        shared = self._overlap(*axes[0], rank) * self._overlap(*axes[1], rank)
-        (rows, r), (columns, c) = self._index(have.samples), self._index(have.channels)
+        shared = self.overlap(*axes[0], rank) * self.overlap(*axes[1], rank)
+        (rows, r), (columns, c) = self.pieces(have.samples), self.pieces(have.channels)
         cell, level = rows * c + columns, self._level[rank]
         nearest = np.full(r * c, links)
         np.minimum.at(nearest, cell, level)
@@ -135,29 +121,22 @@ class Exchanges:
         sent: Array = np.bincount(over, amount, links).astype(float)
         return MessageTraffic(np.bincount(over, minlength=links).astype(float), sent)
 
-    def _index(self, digits: tuple[Digit, ...]) -> tuple[NDArray[np.int64], int]:
+    def _pieces(self, digits: tuple[Digit, ...]) -> tuple[NDArray[np.int64], int]:
         """Each rank's piece of a dimension, shape (ranks,), and the number of pieces."""
-        if digits not in self._indices:
-            ranks = np.arange(self.network.world_size)
-            index = np.zeros_like(ranks)
-            for stride, size in digits:
-                index = index * size + ranks // stride % size
-            self._indices[digits] = index, _count(digits)
-        return self._indices[digits]
+        ranks = np.arange(self.network.world_size)
+        index = np.zeros_like(ranks)
+        for stride, size in digits:
+            index = index * size + ranks // stride % size
+        return index, _count(digits)
 
-    def _own(self, have: tuple[Digit, ...], need: tuple[Digit, ...]) -> Array:
-        key = have, need
-        if key not in self._owned:
-            self._owned[key] = _overlap(*self._index(have), *self._index(need))
-        return self._owned[key]
+    def _has(self, have: tuple[Digit, ...], need: tuple[Digit, ...]) -> Array:
+        """The share of a dimension that each rank needs and has, shape (ranks,)."""
+        return _overlap(*self.pieces(have), *self.pieces(need))
 
     def _overlap(self, have: tuple[Digit, ...], need: tuple[Digit, ...], rank: int) -> Array:
         """The share of a dimension that `rank` needs and each rank has, shape (ranks,)."""
-        key = have, need, rank
-        if key not in self._overlaps:
-            needed, parts = self._index(need)
-            self._overlaps[key] = _overlap(*self._index(have), needed[rank], parts)
-        return self._overlaps[key]
+        needed, parts = self.pieces(need)
+        return _overlap(*self.pieces(have), needed[rank], parts)
 
     def price(
         self, traffics: Sequence[MessageTraffic], num_bytes: float, rounds: float

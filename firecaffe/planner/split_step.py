@@ -6,14 +6,14 @@ exchange. No worker computes while activations move between layers, because the 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import groupby, pairwise
 from math import ceil, sqrt
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.buckets import cut
 from firecaffe.parallel.volumes import sum_numbers
-from firecaffe.planner.boundary_cost import Boundary, Communication, Exchanges, boundary
+from firecaffe.planner.boundary_cost import Communication, Exchanges, boundary
 from firecaffe.planner.chain import Unit
 from firecaffe.planner.cluster import Cluster, on_cores
 from firecaffe.planner.compute_time import (
@@ -105,9 +105,8 @@ class SplitCost:
         self.update = UPDATES[work.update_at]
         self.itemsize = 2 if work.autocast in HALF_PRECISION else BYTES_PER_ELEMENT
         self._scale = correction(work, cluster.device, work.micro_batch_size)
-        self._prices: dict[int, Prices] = {}
-        self.computes_s = cache(self._computes_s)
-        self.boundary = cache(self._boundary)
+        self.computes_s, self.prices = cache(self._computes_s), cache(self._prices)
+        self.boundary = cache(partial(boundary, self.exchanges))
 
     def step(self, layouts: Layouts) -> SplitStep:
         """Price the step of these layouts. Raises: ValueError if they cannot use the exchange."""
@@ -255,12 +254,9 @@ class SplitCost:
         numbers = weights_bytes(unit, layout) // BYTES_PER_ELEMENT
         return self.prices(layout.model).seconds([numbers])[0] if numbers else 0.0
 
-    def prices(self, model: int) -> Prices:
+    def _prices(self, model: int) -> Prices:
         """Prices among workers with the same parts, if all such sets exchange at once."""
-        if model not in self._prices:
-            network = self.network.strided(model)
-            self._prices[model] = prices_of(self.work, self.exchange, network)
-        return self._prices[model]
+        return prices_of(self.work, self.exchange, self.network.strided(model))
 
     def between(self, at: int, before: LayerLayout, after: LayerLayout) -> Communication:
         """Price the exchanges between unit `at` and the next one."""
@@ -284,9 +280,6 @@ class SplitCost:
     def rounds(self, before: LayerLayout, after: LayerLayout) -> int:
         """Exchanges in a step; each has one micro-batch of every worker that shares a batch."""
         return min(micro_batches_of(self.work, layout) for layout in (before, after))
-
-    def _boundary(self, before: LayerLayout, after: LayerLayout, has_gradient: bool) -> Boundary:
-        return boundary(self.exchanges, before, after, has_gradient)
 
     def _last_backward(self, layouts: Layouts) -> tuple[list[_Tensor], float]:
         most = max(layout.batch for layout in layouts)

@@ -10,6 +10,7 @@ workers wait for the largest of P sums, by Blom's normal order statistic (1958).
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from math import ceil, inf, sqrt
 from statistics import NormalDist
@@ -138,16 +139,16 @@ class StepCost:
         self.exchange, self.compressor = exchange, compressor
         self.one = micro_batch(workload, cluster.device, workload.micro_batch_size)
         self.buckets = buckets_of(workload, self.one)
-        self._exchange_s: dict[int, list[float]] = {}
-        self._shares: dict[int, float] = {}
+        self.exchanges_s = cache(self._exchanges_s)
+        self.share_in_lanes = cache(self._share_in_lanes)
 
     def step(self, world_size: int, by: Scales = UNSCALED) -> Step:
         device, work = self.cluster.device, self.workload
         share = ceil(work.num_micro_batches / world_size)
-        taken_s = [by.exchange * seconds for seconds in self._exchanges(world_size)]
+        taken_s = [by.exchange * seconds for seconds in self.exchanges_s(world_size)]
         backward_s = by.compute * sum(self.one.backward_s)
         ready = [ReadyBucket(by.compute * one.ready_s, one.num_elements) for one in self.buckets]
-        lanes, lanes_share = self._lanes(world_size), self._share_in_lanes(world_size)
+        lanes, lanes_share = self._lanes(world_size), self.share_in_lanes(world_size)
         slowdown = by.slowdown * device.exchange_slowdown
         beside_s, exposed_s = overlap(ready, taken_s, backward_s, lanes, lanes_share, slowdown)
         own_s = by.compute * share * self.one.compute_s + beside_s - backward_s
@@ -166,46 +167,39 @@ class StepCost:
         waits_s = storage_s(work, self.cluster, world_size, step.step_s, by.read)
         return replace(step, data_s=step.data_s + waits_s)
 
-    def _exchanges(self, world_size: int) -> list[float]:
-        if world_size not in self._exchange_s:
-            scale = self.workload.gradient_bytes / BYTES_PER_ELEMENT
-            sizes = [round(scale * bucket.num_elements) for bucket in self.buckets]
-            network = Network(self.cluster.links, world_size)
-            if world_size == 1:
-                taken_s = [0.0] * len(sizes)
-            elif self.compressor != NO_COMPRESSOR:
-                rate = self.cluster.device.memory_rate
-                taken_s = coded_gradients_s(self.compressor, self.workload, network, rate, sizes)
-            else:
-                update = update_of(self.workload, world_size)
-                taken_s = update.sums_s(self.workload, self._prices(network), sizes)
-            self._exchange_s[world_size] = taken_s
-        return self._exchange_s[world_size]
+    def _exchanges_s(self, world_size: int) -> list[float]:
+        """Seconds of each bucket's exchange."""
+        scale = self.workload.gradient_bytes / BYTES_PER_ELEMENT
+        sizes = [round(scale * bucket.num_elements) for bucket in self.buckets]
+        if world_size == 1:
+            return [0.0] * len(sizes)
+        if self.compressor != NO_COMPRESSOR:
+            network, rate = Network(self.cluster.links, world_size), self.cluster.device.memory_rate
+            return coded_gradients_s(self.compressor, self.workload, network, rate, sizes)
+        update = update_of(self.workload, world_size)
+        return update.sums_s(self.workload, self._prices(world_size), sizes)
 
     def in_memory(self, world_size: int) -> int:
-        network = Network(self.cluster.links, world_size)
-        has_route = world_size > 1 and self.compressor == NO_COMPRESSOR
-        shares = has_route and self._prices(network).across
-        return ranks_per_node(network) if shares else 1
+        if world_size == 1 or self.compressor != NO_COMPRESSOR:
+            return 1
+        prices = self._prices(world_size)
+        return ranks_per_node(prices.network) if prices.across else 1
 
-    def _prices(self, network: Network) -> Prices:
+    def _prices(self, world_size: int) -> Prices:
+        network = Network(self.cluster.links, world_size)
         return prices_of(self.workload, self.exchange, network)
 
     def _lanes(self, world_size: int) -> int:
         if world_size == 1 or self.compressor != NO_COMPRESSOR:
             return 1
-        return self._prices(Network(self.cluster.links, world_size)).lanes(self.cluster.lanes)
+        return self._prices(world_size).lanes(self.cluster.lanes)
 
     def _share_in_lanes(self, world_size: int) -> float:
         lanes = self._lanes(world_size)
         if lanes == 1 or len(self.buckets) < 2:
             return 1.0
-        if world_size not in self._shares:
-            network = Network(self.cluster.links, world_size)
-            size = max(bucket.num_elements for bucket in self.buckets)
-            prices = self._prices(network)
-            self._shares[world_size] = prices.share_in_lanes(size, lanes)
-        return self._shares[world_size]
+        size = max(bucket.num_elements for bucket in self.buckets)
+        return self._prices(world_size).share_in_lanes(size, lanes)
 
 
 def route_of(workload: Workload, exchange: str, network: Network) -> Route:
