@@ -39,11 +39,11 @@ from firecaffe.training.modes.local_mode import Local
 from firecaffe.training.modes.mode import ModeParts
 from firecaffe.training.modes.served.served_mode import Served
 from firecaffe.training.outcome import NoiseMeter
-from firecaffe.training.parallel.cut_pieces import FreshNetwork, PieceInParts
+from firecaffe.training.parallel.cut_pieces import FreshNetwork, GatheredWholes
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.parallel.split_network import naming_settings, split_network
 from firecaffe.training.parallel.staged import cut_network
-from firecaffe.training.piece import GatheredWholes, Wholes
+from firecaffe.training.piece import Wholes
 from firecaffe.training.sample_mixing import mixing_of
 from firecaffe.training.updates.every_rank import Applier, EveryRank
 from firecaffe.training.updates.part_sums import PartCodec
@@ -177,15 +177,16 @@ def _shard_owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed:
         whole=is_cut or recipe.updates_whole_layers,
         alignment=ROW if recipe.exchange.codec else ALIGNMENT,
     )
-    local_weights, names = shards.own, holding.whole_name
+    local_weights = shards.own
     # Every rank updates the weights that are not shared out.
     local_weights |= {name: p for name, p in holding.named.items() if name not in summed}
     spread = holding.spread_over(mesh.groups, local_weights)
+    called = holding.whole_name
     optimizer = make_optimizer(
-        holding.everywhere, solver, runs=local_weights, called=names, norms=spread.norms
+        holding.everywhere, solver, runs=local_weights, called=called, norms=spread.norms
     )
-    in_parts = partial(PieceInParts, names=names_of(shards, holding.names))
-    wholes = GatheredWholes(mesh.world, mesh.world if is_cut else None, in_parts, names)
+    names = names_of(shards, holding.names)
+    wholes = GatheredWholes(mesh.world, mesh.world if is_cut else None, names)
     applier = _applier(run, holding, optimizer, local_weights, wholes)
     return ShardOwners(holding, shards, applier, spread, solver.clip_gradients, wholes)
 

@@ -14,10 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from firecaffe.cluster.group import Group
 from firecaffe.errors import UnfitCheckpointError
-from firecaffe.training.tensor_file import InMemory, Stored
-from firecaffe.transport.collect import HeldPart, gather_all
+from firecaffe.training.tensor_file import Stored
+from firecaffe.transport.collect import HeldPart
 
 
 class Piece(Protocol):
@@ -158,39 +157,3 @@ class LocalWholes:
     def put(self, wholes: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> None:
         for name, part in parts.items():
             part.copy_(wholes[name])
-
-
-@dataclass(frozen=True)
-class GatheredWholes:
-    """Implements `Wholes` by exchanges through the host's memory."""
-
-    world: Group
-    sharers: Group | None
-    """The ranks among which tensors are cut; None if each tensor is whole on one rank."""
-    in_parts: Callable[[Piece], Piece]
-    """Renames a piece's tensors from this rank's names to those of whole ones."""
-    name: Callable[[str], str]
-
-    def of_own(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        held = self._piece(parts).parts()
-        wholes = dict[str, Tensor]()
-        if self.sharers is not None:  # even a rank without a part calls it
-            cut = {name: part for name, part in held.items() if part.rows is not None}
-            wholes = dict(gather_all(self.sharers, cut))
-        return {
-            name: wholes[name].to(part.tensor.device) if name in wholes else part.tensor
-            for name, part in held.items()
-        }
-
-    def of_all(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.to(self.world.device) for name, tensor in self.one_by_one(parts)}
-
-    def one_by_one(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        return gather_all(self.world, self._piece(parts).parts())
-
-    def put(self, wholes: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> None:
-        piece = self._piece(parts)
-        piece.load(InMemory({name: wholes[name] for name in piece.parts()}))
-
-    def _piece(self, parts: Mapping[str, Tensor]) -> Piece:
-        return self.in_parts(Weights(lambda: parts.items()))

@@ -50,12 +50,18 @@ class Holding:
     """The buffers that the first backward changed, apart from those of normalization layers."""
     everywhere: dict[str, nn.Parameter]
     """`named`, and other ranks' parameters on the meta device, so that name patterns match all."""
+    outline: Mapping[str, nn.Parameter]
+    """The whole network's parameters, in its order; those of other ranks on the meta device."""
+    names: Names
+    """The places of this rank's tensors in those of the whole network."""
 
     def __init__(self, forward: Forward, network: nn.Module, evaluators: Group) -> None:
         """Hold a network. `evaluators` are the ranks that divide the samples of an evaluation."""
         self.forward, self.network, self.evaluators = forward, network, evaluators
         self.named = {n: p for n, p in network.named_parameters() if p.requires_grad}
-        self.everywhere = self.named
+        self.everywhere, self.outline = self.named, dict(network.named_parameters())
+        order = {name: place for place, name in enumerate(self.outline)}
+        self.names = Names({}, order, frozenset())
 
     @property
     def result_group(self) -> Group:
@@ -147,15 +153,16 @@ class Holding:
 
     def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
         """Return the `Spread` of `groups` whose ranks know only the sums of what they update."""
-        network = {name: parameter.dtype for name, parameter in self.named.items()}
-        return Among(groups, network, {name: TensorPart(name) for name in self.named}, updated)
+        network = {name: parameter.dtype for name, parameter in self._trained_outline.items()}
+        parts = {}
+        # In the order in which the gradients are summed.
+        for name in (*self.summed, *(name for name in self.named if name not in self.summed)):
+            source, _ = self.names.source(name)
+            parts[name] = TensorPart(source.whole, source.part, source.num_parts)
+        return Among(groups, network, parts, updated, self.knows_loss)
 
     def wholes(self) -> Wholes:
         return LocalWholes()
-
-    @property
-    def names(self) -> Names:
-        return Names({}, {name: place for place, name in enumerate(self.outline)}, frozenset())
 
     def take_first_weights(self) -> list[int]:
         """Give all ranks the same first weights. Return the ranks whose own ones differed."""
@@ -183,11 +190,6 @@ class Holding:
     def memory(self, memory: CodecMemory) -> Piece:
         return memory
 
-    @property
-    def outline(self) -> Mapping[str, nn.Parameter]:
-        """The whole network's parameters, in its order; those of other ranks on the meta device."""
-        return dict(self.network.named_parameters())
-
     def numbers(self, numbers: Numbers) -> Numbers:
         return numbers
 
@@ -196,12 +198,16 @@ class Holding:
         return numbers
 
     def whole_name(self, name: str) -> str:
-        return name
+        return self.names.source(name)[0].whole
 
     @property
     def sizes(self) -> Mapping[str, int]:
         """The number of elements of each trained parameter of the whole network, in its order."""
-        return {name: parameter.numel() for name, parameter in self.named.items()}
+        return {name: parameter.numel() for name, parameter in self._trained_outline.items()}
+
+    @property
+    def _trained_outline(self) -> dict[str, nn.Parameter]:
+        return {n: p for n, p in self.outline.items() if p.requires_grad}
 
     @property
     def all_names(self) -> Sequence[tuple[str, nn.Parameter]]:

@@ -5,14 +5,13 @@ to compare, and a different kind of processor would go unnoticed. Therefore all 
 `reference_gradients`.
 """
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.cluster.group import Group
 from firecaffe.data import Batches
 from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.inventory.findings import Inventory
@@ -21,11 +20,16 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.replicas import NamesOfReplicas
 from firecaffe.training.outcome import Spent
-from firecaffe.training.parallel.cut_pieces import Names, NumbersInParts, NumbersOfRow, PieceInParts
+from firecaffe.training.parallel.cut_pieces import (
+    GatheredWholes,
+    NumbersInParts,
+    NumbersOfRow,
+    PieceInParts,
+)
 from firecaffe.training.parallel.split_network import RowNetwork, SplitNetwork
-from firecaffe.training.piece import GatheredWholes, Numbers, Piece, Wholes
+from firecaffe.training.piece import Numbers, Piece, Wholes
 from firecaffe.training.updates.part_sums import MemoryInParts
-from firecaffe.training.updates.spread import Among, Spread, TensorPart
+from firecaffe.training.updates.spread import Spread
 
 SAMPLES, CHANNELS, ROWS, CLASSES = 4, 16, 12, 10
 
@@ -65,7 +69,7 @@ class RowHolding(Holding):
 
     def __init__(self, forward: Forward, network: nn.Module, held: RowNetwork) -> None:
         super().__init__(forward, network, held.mesh.column)
-        self.held = held
+        self.held, self.names, self.outline = held, held.names, held.outline
 
     def examine(self, look: FirstLook, batches: Batches) -> Inventory | None:
         look.of_parts(self.held.mesh.world)
@@ -77,25 +81,10 @@ class RowHolding(Holding):
     def spread(self) -> Spread:
         return self.spread_over([self.held.mesh.row], self.named)
 
-    def spread_over(self, groups: Sequence[Group], updated: Mapping[str, nn.Parameter]) -> Spread:
-        # In the order in which the gradients are summed.
-        names = [*self.summed, *(name for name in self.named if name not in self.summed)]
-        return Among(
-            groups,
-            {name: parameter.dtype for name, parameter in self._trained_outline.items()},
-            {name: self._part(name) for name in names},
-            updated,
-            self.knows_loss,
-        )
-
     def wholes(self) -> Wholes:
         mesh = self.held.mesh
         sharers = mesh.stage if self.split_layers else None
-        return GatheredWholes(mesh.world, sharers, self.piece, self.whole_name)
-
-    @property
-    def names(self) -> Names:
-        return self.held.names
+        return GatheredWholes(mesh.world, sharers, self.names)
 
     def take_first_weights(self) -> list[int]:
         """Return the ranks whose weights differed; these were replaced when parts were drawn."""
@@ -107,43 +96,22 @@ class RowHolding(Holding):
         return pieces | {name: self.piece(piece) for name, piece in in_parts.items()}
 
     def piece(self, piece: Piece) -> Piece:
-        return PieceInParts(piece, self.held.names)
+        return PieceInParts(piece, self.names)
 
     def piece_of_replicas(self, piece: Piece) -> Piece:
-        return PieceInParts(piece, NamesOfReplicas(self.held.names))
+        return PieceInParts(piece, NamesOfReplicas(self.names))
 
     def memory(self, memory: CodecMemory) -> Piece:
         coded = [part_sum.codec for part_sum in self.part_sums if part_sum.codec is not None]
         memories: list[tuple[Container[str], CodecMemory]] = [(self.summed, memory)]
         memories += [(codec.names, codec.memory) for codec in coded]
-        return MemoryInParts(memories, self.held.names)
-
-    @property
-    def outline(self) -> Mapping[str, nn.Parameter]:
-        return self.held.outline
+        return MemoryInParts(memories, self.names)
 
     def numbers(self, numbers: Numbers) -> Numbers:
-        return NumbersInParts(numbers, self.held.names)
+        return NumbersInParts(numbers, self.names)
 
     def gathered_numbers(self, numbers: Numbers) -> Numbers:
-        return NumbersOfRow(numbers, self.held.names, self.held.mesh.row)
-
-    def whole_name(self, name: str) -> str:
-        return self.held.names.source(name)[0].whole
-
-    @property
-    def sizes(self) -> Mapping[str, int]:
-        return {name: parameter.numel() for name, parameter in self._trained_outline.items()}
-
-    @property
-    def _trained_outline(self) -> dict[str, nn.Parameter]:
-        return {n: p for n, p in self.held.outline.items() if p.requires_grad}
-
-    def _part(self, name: str) -> TensorPart:
-        source, _ = self.held.names.source(name)
-        if not source.cut:
-            return TensorPart(source.whole)
-        return TensorPart(source.whole, source.part, len(source.cut) - 1)
+        return NumbersOfRow(numbers, self.names, self.held.mesh.row)
 
 
 class SplitLayers(RowHolding):

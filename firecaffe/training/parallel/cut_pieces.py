@@ -26,9 +26,9 @@ from firecaffe.parallel.cut import Cut
 from firecaffe.parallel.layers_in_parts import Piece as LayerPiece
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.given_parts import Parts, make_model, place_model
-from firecaffe.training.piece import Numbers, Piece
-from firecaffe.training.tensor_file import Stored
-from firecaffe.transport.collect import HeldPart
+from firecaffe.training.piece import Numbers, Piece, Weights
+from firecaffe.training.tensor_file import InMemory, Stored
+from firecaffe.transport.collect import HeldPart, gather_all
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ class PieceSource:
     cut: Cut = ()
     """The cut of dimension `dim` of the whole tensor; empty if it is not cut."""
     part: int = 0
+
+    @property
+    def num_parts(self) -> int:
+        return max(1, len(self.cut) - 1)
 
     @property
     def range(self) -> range:
@@ -114,6 +118,43 @@ def _held(parts: Sequence[tuple[PieceSource, Tensor]], place: int) -> HeldPart:
         return HeldPart(first, order=place)
     rest = tuple((other.range, tensor) for other, tensor in parts[1:])
     return HeldPart(first, source.range, source.cut[-1], place, source.dim, rest)
+
+
+@dataclass(frozen=True)
+class GatheredWholes:
+    """Implements `Wholes` by exchanges through the host's memory."""
+
+    world: Group
+    sharers: Group | None
+    """The ranks among which tensors are cut; None if each tensor is whole on one rank."""
+    names: Names
+
+    def name(self, own: str) -> str:
+        return self.names.source(own)[0].whole
+
+    def of_own(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        held = self._piece(parts).parts()
+        wholes = dict[str, Tensor]()
+        if self.sharers is not None:  # even a rank without a part calls it
+            cut = {name: part for name, part in held.items() if part.rows is not None}
+            wholes = dict(gather_all(self.sharers, cut))
+        return {
+            name: wholes[name].to(part.tensor.device) if name in wholes else part.tensor
+            for name, part in held.items()
+        }
+
+    def of_all(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self.world.device) for name, tensor in self.one_by_one(parts)}
+
+    def one_by_one(self, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        return gather_all(self.world, self._piece(parts).parts())
+
+    def put(self, wholes: Mapping[str, Tensor], parts: Mapping[str, Tensor]) -> None:
+        piece = self._piece(parts)
+        piece.load(InMemory({name: wholes[name] for name in piece.parts()}))
+
+    def _piece(self, parts: Mapping[str, Tensor]) -> Piece:
+        return PieceInParts(Weights(parts.items), self.names)
 
 
 class NumbersInParts:

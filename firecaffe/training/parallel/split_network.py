@@ -182,7 +182,7 @@ def find_parts(
                     elsewhere.add(whole_name)
                     continue
                 for number, tensor in enumerate(held.own):
-                    part = group.own.start + number
+                    part = group.own.start + number if held.cut else 0
                     local_name = f"{layer_name}.{own_names[id(tensor)]}"
                     sources[local_name] = PieceSource(whole_name, held.dim, held.cut, part)
                     if held.cut and isinstance(tensor, nn.Parameter):

@@ -16,8 +16,14 @@ from firecaffe.gradients.totals import Totals
 from firecaffe.solvers.optimizer_state import OptimizerNumbers
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.outcome import Span
-from firecaffe.training.parallel.cut_pieces import Names, NumbersInParts, PieceInParts, PieceSource
-from firecaffe.training.piece import Numbers, Piece, Wholes
+from firecaffe.training.parallel.cut_pieces import (
+    GatheredWholes,
+    Names,
+    NumbersInParts,
+    PieceInParts,
+    PieceSource,
+)
+from firecaffe.training.piece import Numbers, Piece
 from firecaffe.training.updates.every_rank import Applier, EveryRank, OwnParameters
 from firecaffe.training.updates.spread import Found, Spread
 
@@ -32,11 +38,11 @@ class ShardOwners(EveryRank):
         applier: Applier,
         spread: Spread,
         clip_gradients: float,
-        wholes: Wholes,
+        wholes: GatheredWholes,
     ) -> None:
         """Update views of the rows of this rank's shard. `wholes` combines all ranks' rows."""
         super().__init__(holding, applier, spread, clip_gradients)
-        self.shards, self._wholes = shards, wholes
+        self.shards, self._wholes, self._names = shards, wholes, wholes.names
         self._exchanges: list[Span] = []
 
     @property
@@ -56,10 +62,6 @@ class ShardOwners(EveryRank):
 
     def numbers(self) -> Numbers:
         return NumbersInParts(OptimizerNumbers(self._own, self.applier.optimizer), self._names)
-
-    @property
-    def _names(self) -> Names:
-        return names_of(self.shards, self.holding.names)
 
     def check(self, totals: Totals, counted: int) -> Found:
         begun = self.queue.mark()
