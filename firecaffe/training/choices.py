@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
-from torch import nn, optim
+from torch import nn
 
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
@@ -48,7 +48,7 @@ from firecaffe.training.sample_mixing import mixing_of
 from firecaffe.training.updates.every_rank import Applier, EveryRank
 from firecaffe.training.updates.part_sums import PartCodec
 from firecaffe.training.updates.shard_owners import ShardOwners, names_of
-from firecaffe.training.updates.spread import LossScale
+from firecaffe.training.updates.spread import LossScale, Spread
 from firecaffe.user_code import is_reference
 
 
@@ -155,17 +155,13 @@ def _part_codec(
 
 
 def _every_rank(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int) -> EveryRank:
-    solver, spread = run.recipe.solver, holding.spread()
-    called = holding.whole_name
-    optimizer = make_optimizer(
-        holding.everywhere, solver, delayed, called=called, norms=spread.norms
-    )
-    applier = _applier(run, holding, optimizer, holding.named, holding.wholes())
-    return EveryRank(holding, applier, spread, solver.clip_gradients)
+    spread, weights = holding.spread(), holding.named
+    applier = _applier(run, holding, spread, weights, holding.wholes(), delayed=delayed)
+    return EveryRank(holding, applier, spread, run.recipe.solver.clip_gradients)
 
 
 def _shard_owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int) -> EveryRank:
-    recipe, solver = run.recipe, run.recipe.solver
+    recipe = run.recipe
     sharers, summed = mesh.sharers, holding.summed
     is_cut = bool(holding.split_layers)  # split layers are not always cut by rows
     shards = make_shards(
@@ -181,23 +177,24 @@ def _shard_owners(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed:
     # Every rank updates the weights that are not shared out.
     local_weights |= {name: p for name, p in holding.named.items() if name not in summed}
     spread = holding.spread_over(mesh.groups, local_weights)
-    called = holding.whole_name
-    optimizer = make_optimizer(
-        holding.everywhere, solver, runs=local_weights, called=called, norms=spread.norms
-    )
     names = names_of(shards, holding.names)
     wholes = GatheredWholes(mesh.world, mesh.world if is_cut else None, names)
-    applier = _applier(run, holding, optimizer, local_weights, wholes)
-    return ShardOwners(holding, shards, applier, spread, solver.clip_gradients, wholes)
+    applier = _applier(run, holding, spread, local_weights, wholes, runs=local_weights)
+    return ShardOwners(holding, shards, applier, spread, recipe.solver.clip_gradients, wholes)
 
 
 def _applier(
     run: Run,
     holding: Holding,
-    optimizer: optim.Optimizer,
+    spread: Spread,
     weights: Mapping[str, nn.Parameter],
     wholes: Wholes,
+    delayed: int = 0,
+    runs: Mapping[str, nn.Parameter] | None = None,
 ) -> Applier:
+    optimizer = make_optimizer(
+        holding.everywhere, run.recipe.solver, delayed, runs, holding.whole_name, spread.norms
+    )
     scale = LossScale(holding.forward.scaler, optimizer, holding.forward.device)
     constraints = make_constraints(run.recipe, holding.outline, weights, wholes)
     train, is_own = run.recipe.train, is_reference(run.recipe.solver.type)
@@ -220,14 +217,13 @@ def make_update(
     return UPDATES[update_at](run, holding, probe, mesh, delayed)
 
 
-def _served(run: Run, update: EveryRank, sharers: Group, learners: int) -> ModeParts:
-    return Served(run, update, learners, sharers.world_size)
-
-
 MODES: Mapping[str, Callable[[Run, EveryRank, Group, int], ModeParts]] = {
     EVERY_STEP: lambda run, update, sharers, learners: ModeParts(update),
     LOCAL: lambda run, update, sharers, learners: Local(run, update, sharers.rank),
-    **dict.fromkeys(SERVED, _served),
+    **dict.fromkeys(
+        SERVED,
+        lambda run, update, sharers, learners: Served(run, update, learners, sharers.world_size),
+    ),
 }
 """Makers of modes by `SynchronyConfig.mode`."""
 
