@@ -23,7 +23,7 @@ from firecaffe.training.modes.mode import PendingStep, Steps
 from firecaffe.training.outcome import Votes
 from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.records import Records
-from firecaffe.training.result import Result, StepSums, result_of
+from firecaffe.training.result import Result, StepSums, facts_of_ranks, share
 from firecaffe.training.saver import PATIENCE_S, Saver
 from firecaffe.training.start import StopRequest, stopped
 from firecaffe.training.state import WEIGHTS, State, weights_digest
@@ -230,22 +230,7 @@ class _Loop:
         _check_updated(t, last)
         if recipe.checkpoint.every or recipe.checkpoint.every_s:
             records.say(t.saver.costs.line)
-        result = result_of(
-            t.world,
-            t.state,
-            self._sums,
-            last,
-            t.saver.costs,
-            t.learner.doubts,
-            t.learner.holding.forward.task.measure,
-            self._validation,
-            test,
-            t.best,
-            test_of_best,
-            stopped_early,
-            t.learner.noise.row,
-            t.folder,
-        )
+        result = self._result(test, test_of_best, stopped_early)
         t.learner.update.take_average()
         t.learner.norms.put()
         if t.state.has_all_weights:
@@ -253,6 +238,36 @@ class _Loop:
         for line in result.lines(self._known):
             records.say(line)
         return result
+
+    def _result(
+        self, test: Evaluation, test_of_best: Evaluation | None, stopped_early: bool
+    ) -> Result:
+        t, learner, steps, sums, best = self.t, self.t.learner, self._last, self._sums, self.t.best
+        weights_sha256, drifted_ranks = t.state.compare_weights()
+        return Result(
+            **facts_of_ranks(t.state, sums, steps, t.saver.costs, learner.doubts),
+            steps=steps,
+            timed_samples=sums.samples,
+            timed_s=sums.train_s,
+            images_per_s=share(sums.samples, sums.train_s),
+            loss=sums.loss,
+            test_loss=test.loss,
+            metrics=test.metrics,
+            measure=best.measure,
+            shares=test.shares,
+            largest_class_share=test.largest_class_share,
+            validation=None if self._validation is None else self._validation.metrics,
+            best=best.row,
+            stopped_early=stopped_early,
+            test_of_best=None if test_of_best is None else {"step": best.step, **test_of_best.row},
+            noise_scale=learner.noise.row,
+            evaluated="ema" if "ema" in t.state.pieces else "weights",
+            test_samples=test.samples,
+            weights_sha256=weights_sha256,
+            state_sha256=t.state.sha256(),
+            drifted_ranks=drifted_ranks,
+            folder=t.folder,
+        )
 
     def _explained(self) -> AbstractContextManager[None]:
         t = self.t

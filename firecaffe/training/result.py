@@ -10,7 +10,6 @@ from typing import Any, Self
 from torch import nn
 
 from firecaffe.cluster.agree import gather_json
-from firecaffe.cluster.world import World
 from firecaffe.data.decode import replaced_note
 from firecaffe.errors import RunError
 from firecaffe.files import finite
@@ -20,8 +19,6 @@ from firecaffe.runs.measure import Measure
 from firecaffe.runs.run_folder import METRICS
 from firecaffe.runs.schemas import MetricsRow
 from firecaffe.schema import read_rows
-from firecaffe.training.best import Best
-from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.load import load
 from firecaffe.training.outcome import StepResult
 from firecaffe.training.parallel.mesh import check_is_whole
@@ -267,74 +264,28 @@ class StepSums:
             self.train_s += seconds
 
 
-def result_of(
-    world: World,
-    state: State,
-    sums: StepSums,
-    steps: int,
-    costs: SaveCosts,
-    doubts: Sequence[str],
-    measure: Measure,
-    validation: Evaluation | None,
-    test: Evaluation,
-    best: Best,
-    test_of_best: Evaluation | None,
-    stopped_early: bool,
-    noise_scale: dict[str, Any] | None,
-    folder: Path,
-) -> Result:
-    """Combine the result, the same on all ranks; all ranks call it."""
-    weights_sha256, drifted_ranks = state.compare_weights()
-    ranks = gather_json(world, _stated(world, state, sums, costs, doubts))
-    return Result(
-        **_of_ranks(ranks, steps - sums.first_step + 1),
-        steps=steps,
-        timed_samples=sums.samples,
-        timed_s=sums.train_s,
-        images_per_s=_share(sums.samples, sums.train_s),
-        loss=sums.loss,
-        test_loss=test.loss,
-        metrics=test.metrics,
-        measure=measure,
-        shares=test.shares,
-        largest_class_share=test.largest_class_share,
-        validation=None if validation is None else validation.metrics,
-        best=best.row,
-        stopped_early=stopped_early,
-        test_of_best=None if test_of_best is None else {"step": best.step, **test_of_best.row},
-        noise_scale=noise_scale,
-        evaluated="ema" if "ema" in state.pieces else "weights",
-        test_samples=test.samples,
-        weights_sha256=weights_sha256,
-        state_sha256=state.sha256(),
-        drifted_ranks=drifted_ranks,
-        folder=folder,
-    )
-
-
-def _stated(
-    world: World, state: State, sums: StepSums, costs: SaveCosts, doubts: Sequence[str]
+def facts_of_ranks(
+    state: State, sums: StepSums, steps: int, costs: SaveCosts, doubts: Sequence[str]
 ) -> dict[str, Any]:
-    return {
-        "communication": _share(sums.exposed_communication_s, sums.train_s),
-        "data": _share(sums.data_s, sums.train_s),
-        "idle": [sums.stage, _share(sums.idle_s, sums.train_s)],
+    """Combine each rank's facts about a training of `steps` steps. All ranks call it."""
+    own = {
+        "communication": share(sums.exposed_communication_s, sums.train_s),
+        "data": share(sums.data_s, sums.train_s),
+        "idle": [sums.stage, share(sums.idle_s, sums.train_s)],
         "checkpoints": asdict(costs),
-        "sent": world.traffic.sent_bytes,
-        "memory": peak_memory_bytes(world.device),
+        "sent": state.world.traffic.sent_bytes,
+        "memory": peak_memory_bytes(state.world.device),
         "optimizer": state.own_bytes("optimizer"),
         "broken": [name for of_part in sums.broken for name in of_part.values()],
         "doubts": list(doubts),
     }
-
-
-def _of_ranks(ranks: Sequence[dict[str, Any]], steps: int) -> dict[str, Any]:
+    ranks, done = gather_json(state.world, own), steps - sums.first_step + 1
     return {
         "exposed_communication": statistics.fmean(rank["communication"] for rank in ranks),
         "data_wait": statistics.fmean(rank["data"] for rank in ranks),
         "data_wait_by_rank": [rank["data"] for rank in ranks],
         "sent_bytes_per_step_by_rank": [
-            None if rank["sent"] is None else _share(rank["sent"], steps) for rank in ranks
+            None if rank["sent"] is None else share(rank["sent"], done) for rank in ranks
         ],
         "idle_by_stage": _by_stage(rank["idle"] for rank in ranks),
         "peak_memory_bytes_by_rank": [rank["memory"] for rank in ranks],
@@ -353,5 +304,5 @@ def _by_stage(stated: Iterable[tuple[int | None, float]]) -> list[float] | None:
     return [statistics.fmean(by_stage[stage]) for stage in sorted(by_stage)] or None
 
 
-def _share(part: float, whole: float) -> float:
+def share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
