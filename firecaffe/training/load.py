@@ -95,8 +95,8 @@ def load(
             f"load: model is {shown(model)}; expected a network, or a function that makes one"
         )
     where = Path(run_or_file)
-    if where.is_file() and where.name not in POINTERS:
-        network = _from_file(where, model, best, trust_code)
+    if where.is_file() and where.name not in POINTERS and not is_coded(where):
+        network = _from_weights(where, model, best)
     else:
         trained = load_run(where, model, best=best, trust_code=trust_code)
         for note in trained.notes:
@@ -120,16 +120,17 @@ def load_run(
     if is_coded(where):
         return _from_coded(where, model, best, recipe, trust_code)
     run = run_of(where)
+    about: About | None = NOTHING
     if run is None:
         if model is None:
             raise RecipeError(
                 f"{where}: no {RECIPE} there, or above it, says which network it is; give it: "
                 f'load("{where}", model=…)'
             )
-        recipe, about = Recipe() if recipe is None else recipe, None
+        recipe = recipe or Recipe()
     else:
         about = read_about(run)
-        recipe = recipe_of(run, trust_code=trust_code) if recipe is None else recipe
+        recipe = recipe or recipe_of(run, trust_code=trust_code)
     if model is None and recipe.model.name.startswith(GIVEN_IN_PYTHON):
         raise RecipeError(
             f"{where}: its network, {recipe.model.name.removeprefix(GIVEN_IN_PYTHON)}, was given "
@@ -138,9 +139,7 @@ def load_run(
     if run is not None and is_import(where, recipe) and not best:
         return _filled(model, recipe, about or NOTHING, Path(recipe.model.weights))
     checkpoint, damaged = _checkpoint(where, best)
-    if about is None and (model is None or run is not None):
-        about = about_of(Parts(), open_data(recipe.data))
-    about = about or NOTHING
+    about = about or about_of(Parts(), open_data(recipe.data))
     network = _made(model, recipe, about)
     evaluated = fill(network, checkpoint)
     notes = [f"{reason}; an older checkpoint is taken" for reason in damaged]
@@ -212,17 +211,14 @@ def _checkpoint(where: Path, best: bool) -> tuple[Checkpoint, list[str]]:
 
 
 def _made(model: Given | None, recipe: Recipe, about: About) -> nn.Module:
-    # The user's random numbers continue as if no network was made.
-    if isinstance(model, nn.Module):
-        network = model
-    else:
-        if model is not None:
+    with generators_kept():  # the user's random numbers continue as if no network was made
+        if model is None:
+            network = make_network(recipe.model, about.num_classes, about.in_channels)
+        elif isinstance(model, nn.Module):
+            network = model
+        else:
             check_no_arguments(model)
-        with generators_kept():
-            if model is not None:
-                network = made_by(model)
-            else:
-                network = make_network(recipe.model, about.num_classes, about.in_channels)
+            network = made_by(model)
     if model is not None:
         make_low_rank(network, recipe.model.low_rank)
     hold_extra_state(network)
@@ -246,9 +242,7 @@ def _from_coded(
     return _filled(model, recipe, about, file)
 
 
-def _from_file(file: Path, model: Given | None, best: bool, trust_code: bool) -> nn.Module:
-    if is_coded(file):
-        return _from_coded(file, model, best, None, trust_code).model
+def _from_weights(file: Path, model: Given | None, best: bool) -> nn.Module:
     if best:
         raise RecipeError(f"{file}: is a file; best is asked of a run's folder")
     if model is None:
