@@ -212,27 +212,17 @@ def check_elements(name: str, layer: nn.Module, word: str, num_parts: int) -> No
 
 def by_outputs(layer: nn.Module, place: SplitPlace) -> SplitLayer:
     kind = KINDS[type(layer)]
-    inputs = getattr(layer, kind.inputs)
     outputs = cut(getattr(layer, kind.outputs), place.group.num_parts)
     cuts = {"weight": (0, outputs), "bias": (0, outputs)}
-    parts = [
-        _part(layer, place, cuts, number, inputs, _length(outputs, number))
-        for number in place.group.own
-    ]
-    return ByOutputs(place, MadeParts(str(layer), parts, cuts), outputs, kind.dim)
+    return ByOutputs(place, _made(layer, place, cuts, outputs=outputs), outputs, kind.dim)
 
 
 def by_inputs(layer: nn.Module, place: SplitPlace) -> SplitLayer:
     kind, bias = KINDS[type(layer)], layer.bias
-    outputs = getattr(layer, kind.outputs)
     inputs = cut(getattr(layer, kind.inputs), place.group.num_parts)
-    cuts = {"weight": (1, inputs)}
-    parts = [
-        _part(layer, place, cuts, number, _length(inputs, number), outputs, bias=False)
-        for number in place.group.own
-    ]
+    made = _made(layer, place, {"weight": (1, inputs)}, inputs, bias=False)
     assert bias is None or isinstance(bias, nn.Parameter)
-    return ByInputs(place, MadeParts(str(layer), parts, cuts), inputs, kind.dim, bias)
+    return ByInputs(place, made, inputs, kind.dim, bias)
 
 
 def by_both(layer: nn.Module, place: SplitPlace) -> SplitLayer:
@@ -242,11 +232,8 @@ def by_both(layer: nn.Module, place: SplitPlace) -> SplitLayer:
     inputs = scaled(groups, getattr(layer, kind.inputs) // num_groups)
     outputs = scaled(groups, getattr(layer, kind.outputs) // num_groups)
     cuts = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (0, outputs))
-    parts = []
-    for number in place.group.own:
-        sizes = [_length(ends, number) for ends in (inputs, outputs, groups)]
-        parts.append(_part(layer, place, cuts, number, *sizes))
-    return ByBoth(place, MadeParts(str(layer), parts, cuts), inputs, outputs, kind.dim)
+    made = _made(layer, place, cuts, inputs, outputs, groups)
+    return ByBoth(place, made, inputs, outputs, kind.dim)
 
 
 def conv(layer: nn.Module, place: SplitPlace, ungrouped: Callable[..., SplitLayer]) -> SplitLayer:
@@ -283,37 +270,38 @@ def make_split(layer: nn.Module, place: SplitPlace) -> nn.Module:
     return SPLITS[place.word].get(type(layer), by_paths)(layer, place)
 
 
-def _length(of: Cut, number: int) -> int:
-    return of[number + 1] - of[number]
-
-
-def _part(
+def _made(
     layer: nn.Module,
     place: SplitPlace,
     cuts: Mapping[str, tuple[int, Cut]],
-    number: int,
-    inputs: int,
-    outputs: int,
-    groups: int = 1,
+    inputs: Cut = (),
+    outputs: Cut = (),
+    groups: Cut = (),
     *,
     bias: bool = True,
-) -> nn.Module:
-    with on_meta():
-        made = KINDS[type(layer)].make(
-            layer, inputs, outputs, groups, bias and layer.bias is not None
+) -> MadeParts:
+    """Make this rank's parts of a layer. An empty cut of inputs, outputs or groups: all of them."""
+    kind, whole, parts = KINDS[type(layer)], layer.state_dict(keep_vars=True), []
+    ends = ((kind.inputs, inputs), (kind.outputs, outputs), (kind.groups, groups))
+    for index, number in enumerate(place.group.own):
+        num_inputs, num_outputs, num_groups = (
+            of[number + 1] - of[number] if of else getattr(layer, name, 1) for name, of in ends
         )
-    whole = layer.state_dict(keep_vars=True)
-    for name in made.state_dict():
-        if pieces := place.pieces.get(f"{place.name}.{name}"):
-            tensor = pieces[number - place.group.own.start]
-        else:
-            tensor = whole[name].detach()
-            if name in cuts:
-                dim, of = cuts[name]
-                tensor = tensor.narrow(dim, of[number], _length(of, number))
-            # A copy, because alignment may change bits.
-            tensor = tensor.clone(memory_format=torch.contiguous_format)
-        if name in made._parameters:
-            tensor = nn.Parameter(tensor, requires_grad=whole[name].requires_grad)
-        setattr(made, name, tensor)
-    return made.train(layer.training)
+        has_bias = bias and layer.bias is not None
+        with on_meta():
+            made = kind.make(layer, num_inputs, num_outputs, num_groups, has_bias)
+        for name in made.state_dict():
+            if pieces := place.pieces.get(f"{place.name}.{name}"):
+                tensor = pieces[index]
+            else:
+                tensor = whole[name].detach()
+                if name in cuts:
+                    dim, of = cuts[name]
+                    tensor = tensor.narrow(dim, of[number], of[number + 1] - of[number])
+                # A copy, because alignment may change bits.
+                tensor = tensor.clone(memory_format=torch.contiguous_format)
+            if name in made._parameters:
+                tensor = nn.Parameter(tensor, requires_grad=whole[name].requires_grad)
+            setattr(made, name, tensor)
+        parts.append(made.train(layer.training))
+    return MadeParts(str(layer), parts, cuts)
