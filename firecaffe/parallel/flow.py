@@ -95,12 +95,7 @@ class PartGroup:
                 )
             vectors.append(rows.view(-1))
         shape = shapes[self.group.rank]
-        total = self._sum.scattered(vectors)[: shape.numel()].view(shape)
-        lengths = [cut[part + 1] - cut[part] for part in self.own]
-        return [
-            part.clone(memory_format=torch.contiguous_format)
-            for part in torch.split(total, lengths, dim)
-        ]
+        return self._divide(self._sum.scattered(vectors)[: shape.numel()].view(shape), cut, dim)
 
     def gather(self, own: Sequence[Tensor], cut: Cut, dim: int) -> Tensor:
         """Return the whole tensor on all ranks, from parts of `dim`. Raises: PeerLostError."""
@@ -147,13 +142,14 @@ class PartGroup:
         ]
 
     def slice(self, whole: Tensor, cut: Cut, dim: int) -> list[Tensor]:
-        """Return this rank's parts of a whole tensor, copied because alignment may change bits."""
-        return [
-            whole.narrow(dim, cut[part], cut[part + 1] - cut[part]).clone(
-                memory_format=torch.contiguous_format
-            )
-            for part in self.own
-        ]
+        """Return this rank's parts of a whole tensor."""
+        start, stop = cut[self.own.start], cut[self.own.stop]
+        return self._divide(whole.narrow(dim, start, stop - start), cut, dim)
+
+    def _divide(self, share: Tensor, cut: Cut, dim: int) -> list[Tensor]:
+        # Divides this rank's share into its parts, copied because alignment may change bits.
+        parts = torch.split(share, [cut[part + 1] - cut[part] for part in self.own], dim)
+        return [part.clone(memory_format=torch.contiguous_format) for part in parts]
 
 
 def copy(group: PartGroup, whole: Tensor) -> tuple[Tensor, ...]:

@@ -218,12 +218,7 @@ class OwnSamples(PartGroup):
         local_shape = given[self.group.rank].shape
         shapes = [torch.Size((samples, *local_shape[1:])) for samples in self._samples]
         every = self._swap(given, shapes, self._most(whole, cut, dim))
-        lengths = [cut[part + 1] - cut[part] for part in self.own]
-        return [
-            part.clone(memory_format=torch.contiguous_format)
-            for received in every
-            for part in torch.split(received, lengths, dim)
-        ]
+        return [part for received in every for part in self._divide(received, cut, dim)]
 
     def call(self, part: nn.Module, number: int, *inputs: Any) -> Tensor:
         if self._is_shared or not torch.is_grad_enabled():
