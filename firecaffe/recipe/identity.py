@@ -99,8 +99,8 @@ def flatten(recipe: Recipe) -> dict[str, Any]:
     """Return all settings of a recipe by dotted name."""
     return {
         f"{section}.{word}": value
-        for section, settings in dataclasses.asdict(recipe).items()
-        for word, value in settings.items()
+        for section, config in vars(recipe).items()
+        for word, value in vars(config).items()
     }
 
 

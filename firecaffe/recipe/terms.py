@@ -11,6 +11,7 @@ from firecaffe.exchange.choose import AUTO as AUTO_EXCHANGE
 from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK
+from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.config import (
     EVERY_STEP,
@@ -37,15 +38,7 @@ GIVEN: dict[str, Any] = {
 """Facts outside a recipe, with defaults: arguments of `firecaffe.train`, and the ranks."""
 
 
-def settings_in(recipe: Recipe) -> dict[str, Any]:
-    return {
-        f"{section}.{word}": value
-        for section, config in vars(recipe).items()
-        for word, value in vars(config).items()
-    }
-
-
-DEFAULTS: dict[str, Any] = {**settings_in(Recipe()), **GIVEN}
+DEFAULTS: dict[str, Any] = {**flatten(Recipe()), **GIVEN}
 
 SAID = {
     "workers": "{} workers",
@@ -63,7 +56,7 @@ TOLD = {**SAID, "workers": "several workers", "hosts": "several hosts", "system"
 
 
 def facts_of(recipe: Recipe, given: Facts) -> Facts:
-    return {**GIVEN, **settings_in(recipe), **given}
+    return {**GIVEN, **flatten(recipe), **given}
 
 
 class Default(Enum):
