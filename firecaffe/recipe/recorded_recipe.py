@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
+from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.run_folder import RECIPE as RECIPE
 from firecaffe.runs.run_folder import read_run_recipe
@@ -34,13 +35,10 @@ def recipe_of(folder: Path, *, trust_code: bool = False) -> CheckedRecipe:
 
 def untrusted(recipe: Some, where: Path, named: Container[str] = ()) -> Some:
     """Mark a recipe's code references as not trusted, except settings `named` by the user."""
+    settings = flatten(recipe)
     for word in REFERENCES:
-        section, _, field = word.partition(".")
-        config = getattr(recipe, section)
-        name = getattr(config, field)
-        if is_reference(name) and word not in named:
-            config = dataclasses.replace(config, **{field: Untrusted(name, str(where))})
-            recipe = dataclasses.replace(recipe, **{section: config})
+        if is_reference(settings[word]) and word not in named:
+            recipe = recipe.replace(word, Untrusted(settings[word], str(where)))
     return recipe
 
 

@@ -288,6 +288,6 @@ def check_ranks(recipe: Recipe, world_size: int, per_host: int, on_gpus: bool) -
 
 
 def auto_of(recipe: Recipe) -> Auto:
-    trick = replace(recipe, parallel=replace(recipe.parallel, scheme=ONE_WEIRD_TRICK))
+    trick = recipe.replace("parallel.scheme", ONE_WEIRD_TRICK)
     schemes = ("none",) if is_refused(trick) else ("none", ONE_WEIRD_TRICK)
     return Auto(recipe.leaves.number, recipe.exchange.level, schemes)

@@ -5,12 +5,11 @@ worker is not a rank of a process group. Like a rank, it builds network and data
 exchanges weights and gradients with the server over its own lanes.
 """
 
-import dataclasses
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +112,7 @@ def record_of(
         "world_size": training.world.world_size,
         "initial_lr": recipe.solver.base_lr * run.rate_scale,
         "exchange": run.route.algorithm,
-        "exchange_choice": choice and dataclasses.asdict(choice),
+        "exchange_choice": choice and asdict(choice),
         "route": run.route.description,
         "data": data.description,
         "class_names": data.class_names,
@@ -146,11 +145,11 @@ def train_parts(
     plugins = (*load_plugins(), *own_plugins)
     if parts.model is not None:
         name = f"own {getattr(parts.model, '__qualname__', type(parts.model).__qualname__)}"
-        recipe = dataclasses.replace(recipe, model=dataclasses.replace(recipe.model, name=name))
+        recipe = recipe.replace("model.name", name)
     if parts.train is not None:
-        recipe = dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name=GIVEN))
+        recipe = recipe.replace("data.name", GIVEN)
     if parts.task is not None:
-        recipe = dataclasses.replace(recipe, task=TaskConfig(OWN_TASK))
+        recipe = replace(recipe, task=TaskConfig(OWN_TASK))
     exchange = recipe.exchange
     shape = star_of if recipe.synchrony.goes_on_without_workers else links_of
     with (
@@ -243,7 +242,7 @@ def _train_in(
     if world.is_first:
         record = record_of(result, training, choice, start)
         record["plugins"] = plugin_names(plugins)
-        record["parallel_choice"] = chosen_layout and dataclasses.asdict(chosen_layout)
+        record["parallel_choice"] = chosen_layout and asdict(chosen_layout)
         _keep_record(folder, run, record, records)
     return result
 
@@ -312,7 +311,7 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
     check_joinable(synchrony)
     comes = JoinClient(place, exchange.timeout_s)
     # in_flight decides no bits, but it is the number of lanes that rank 0 connects.
-    recipe = replace(recipe, synchrony=replace(synchrony, in_flight=comes.facts["in_flight"]))
+    recipe = recipe.replace("synchrony.in_flight", comes.facts["in_flight"])
     if sys.platform.startswith("linux"):
         address = own_addresses(split_place(place)[0])[0]
         os.environ.setdefault(GLOO_INTERFACE, interface_of(address))

@@ -155,11 +155,10 @@ def with_nets(file: Path, own: Recipe, named: Container[str]) -> Recipe:
     with _opened(file) as opened:
         digests = opened.network.get(NETS)
     for section in SECTIONS:
-        word, config = f"{section}.name", getattr(own, section)
-        if is_caffe(config.name) and word not in named:
+        word, name = f"{section}.name", getattr(own, section).name
+        if is_caffe(name) and word not in named:
             digest = digests.get(section) if isinstance(digests, dict) else None
-            path = _net_of(file, word, config.name, digest)
-            own = replace(own, **{section: replace(config, name=f"{CAFFE}{path}")})
+            own = own.replace(word, f"{CAFFE}{_net_of(file, word, name, digest)}")
     return own
 
 

@@ -10,7 +10,7 @@ folder on its own host. Rank 0 alone writes checkpoints and the result.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,7 +20,7 @@ from firecaffe.compression.config import prune_notes
 from firecaffe.data import Data
 from firecaffe.errors import RunError
 from firecaffe.files import folder_lock, write_atomically, write_json
-from firecaffe.recipe.identity import to_toml, tuned_by
+from firecaffe.recipe.identity import flatten, to_toml, tuned_by
 from firecaffe.recipe.idle_settings import idle_settings
 from firecaffe.recipe.run import Run
 from firecaffe.recipe.sections import Recipe
@@ -62,11 +62,9 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
         "run.cluster": lambda name: _absolute(name) if name.endswith(".toml") else name,
         **{word: lambda name: with_file(name, os.path.abspath) for word in REFERENCES},
     }
+    settings = flatten(recipe)
     for word, change in changes.items():
-        section, _, name = word.partition(".")
-        config = getattr(recipe, section)
-        config = replace(config, **{name: change(getattr(config, name))})
-        recipe = replace(recipe, **{section: config})
+        recipe = recipe.replace(word, change(settings[word]))
     return recipe
 
 

@@ -56,7 +56,7 @@ def with_named_split(recipe: CheckedRecipe, dataset: Dataset) -> CheckedRecipe:
         return chosen_layers(network, parallel)
 
     split = with_outline(recipe.model, *counts_of(dataset), choose)
-    return replace(recipe, parallel=replace(parallel, split=split))
+    return recipe.replace("parallel.split", split)
 
 
 def choose_layout(
