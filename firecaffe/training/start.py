@@ -194,7 +194,7 @@ def find_start(world: World, resume: str | Path | None) -> Start:
     """
     # Rank 0's number: another rank may have failed in an earlier training before this call.
     key = broadcast_text(world, f"{FOLDER}/{next(_calls)}")
-    folder = _earlier_folder(world, key)
+    folder = _noted(world, key)
     checkpoints = None if folder is None else folder / "checkpoints"
     if checkpoints is not None and world.is_first and not checkpoints.is_dir():
         raise RunError(
@@ -202,21 +202,22 @@ def find_start(world: World, resume: str | Path | None) -> Start:
             f"that has it ({resume_option()}), or take a run.folder on a disk that all hosts share"
         )
     has_any = checkpoints is not None and any(checkpoints.glob("step-*"))
-    if broadcast_text(world, "yes" if has_any else ""):
-        assert folder is not None  # all ranks read it in one store
-        checkpoint, damaged = load_together(world, folder)
-        notes = [*map(_warn, damaged), f"going on after step {checkpoint.step}"]
-        return Start(key, checkpoint, str(folder), folder, notes)
-    given = [rank for rank, text in enumerate(gather_text(world, "yes" * bool(resume))) if text]
-    if 0 < len(given) < world.world_size:
-        raise AgreementError(
-            f"{option('resume')} is given on rank {given[0]} and not on all; give it on every host"
-        )
-    if resume:
-        checkpoint, damaged = load_together(world, Path(resume))
-        notes = [*map(_warn, damaged), f"going on after step {checkpoint.step} of {resume}"]
-        return Start(key, checkpoint, str(resume), folder, notes)
-    return Start(key, folder=folder)
+    where: str | Path | None = folder
+    which = ""
+    if not broadcast_text(world, "yes" if has_any else ""):
+        where, which = resume, f" of {resume}"
+        given = [rank for rank, text in enumerate(gather_text(world, "yes" * bool(resume))) if text]
+        if 0 < len(given) < world.world_size:
+            raise AgreementError(
+                f"{option('resume')} is given on rank {given[0]} and not on all; give it on every "
+                "host"
+            )
+    if not where:
+        return Start(key, folder=folder)
+    checkpoint, damaged = load_together(world, Path(where))
+    notes = [f"warning: {reason}; an older checkpoint is taken" for reason in damaged]
+    notes.append(f"going on after step {checkpoint.step}{which}")
+    return Start(key, checkpoint, str(where), folder, notes)
 
 
 def load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
@@ -246,43 +247,39 @@ def announce_folder(world: World, start: Start, folder: Path) -> bool:
     that attempt was killed.
     """
     key, folder = f"{start.key}/announced", folder.absolute()
-    if world.store is None:
-        return False
-    if world.store.check([key]) and (announced := world.store.get(key)):
-        return Path(os.fsdecode(announced)) == folder
+    if announced := _noted(world, key):
+        return announced == folder
     if not folder.exists():
-        world.store.set(key, os.fsencode(folder))  # type: ignore[arg-type]
+        _note(world, key, folder)
     return False
 
 
 def withdraw_folder(world: World, start: Start) -> None:
     """Take the announcement back, because the folder is another run's."""
-    if world.store is not None:
-        world.store.set(f"{start.key}/announced", b"")  # type: ignore[arg-type]
+    _note(world, f"{start.key}/announced", "")
 
 
 def remember_folder(world: World, start: Start, folder: Path) -> None:
     """Tell the launcher, and with it the ranks of a next attempt, where this run is recorded."""
-    if world.store is not None:
-        # Torch's stores take bytes as well.
-        world.store.set(start.key, os.fsencode(folder))  # type: ignore[arg-type]
+    _note(world, start.key, folder)
 
 
 def remember_own_folder(world: World, start: Start, folder: Path) -> None:
     """Tell this host's launcher which folder replaces the run's on this host."""
-    if world.store is not None and LAUNCHED in os.environ:
-        launcher = own_folder_key(start.key, socket.gethostname(), os.environ[LAUNCHED])
-        world.store.set(launcher, os.fsencode(folder))  # type: ignore[arg-type]
+    if LAUNCHED in os.environ:
+        host = socket.gethostname()
+        _note(world, own_folder_key(start.key, host, os.environ[LAUNCHED]), folder)
 
 
-def _earlier_folder(world: World, key: str) -> Path | None:
-    if world.store is None or not world.store.check([key]):
-        return None
-    return Path(os.fsdecode(world.store.get(key)))
+def _note(world: World, key: str, folder: Path | str) -> None:
+    if world.store is not None:
+        # Torch's stores take bytes as well.
+        world.store.set(key, os.fsencode(folder))  # type: ignore[arg-type]
 
 
-def _warn(reason: str) -> str:
-    return f"warning: {reason}; an older checkpoint is taken"
+def _noted(world: World, key: str) -> Path | None:
+    known = b"" if world.store is None or not world.store.check([key]) else world.store.get(key)
+    return Path(os.fsdecode(known)) if known else None
 
 
 class FaultWriter:
