@@ -15,7 +15,7 @@ With float16, all ranks of a model skip a step if one has a non-finite gradient 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Protocol, Self
 
 import torch
@@ -217,22 +217,17 @@ class Among:
         """
         self._groups = [group for group in groups if group.group is not None]
         self._names, self._dtypes = list(network), list(network.values())
-        place = {name: number for number, name in enumerate(network)}
-        counts = [1] * len(network)
-        for part in parts.values():
-            counts[place[part.whole]] = part.count
+        known = {part.whole: part.count for part in parts.values()}
+        counts = [known.get(name, 1) for name in network]
         for group in self._groups:  # some rank may have no part of a tensor
             counts = [max(of_ranks) for of_ranks in zip(*gather_json(group, counts), strict=True)]
-        ends = torch.tensor([0, *counts]).cumsum(0).tolist()
-        self._spans = [range(*span) for span in pairwise(ends)]
-        self._num_parts: int = ends[-1]
-        self._places = [
-            self._spans[place[part.whole]].start + part.number for part in parts.values()
-        ]
-        self._span_of: dict[Tensor, range] = {
-            named[name]: self._spans[place[parts[name].whole]] for name in named
-        }
-        place_of = {p: self._span_of[p].start + parts[n].number for n, p in named.items()}
+        ends = list(accumulate(counts, initial=0))
+        spans = {name: range(*span) for name, span in zip(network, pairwise(ends), strict=True)}
+        self._spans, self._num_parts = list(spans.values()), ends[-1]
+        places = {name: spans[part.whole].start + part.number for name, part in parts.items()}
+        self._places = list(places.values())
+        self._span_of: dict[Tensor, range] = {p: spans[parts[n].whole] for n, p in named.items()}
+        place_of = {p: places[n] for n, p in named.items()}
         sent_here = self._places_sent({*place_of.values(), *([-1] if knows_sums else [])})
         self._sends_sums = -1 in sent_here
         self._place_of: dict[Tensor, int] = {p: at for p, at in place_of.items() if at in sent_here}
