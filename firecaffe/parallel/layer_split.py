@@ -66,20 +66,16 @@ class Split(nn.Module):
 
         Raises: PeerLostError.
         """
-        group, state = self.group.group, {}
+        group, own, state = self.group.group, self.group.own, {}
         for name, held in self._held():
-            first = held.own[0].detach()
-            part = HeldPart(first)
+            part = HeldPart(held.own[0].detach())
             if held.cut:
-                rows = torch.cat([piece.detach() for piece in held.own], held.dim).movedim(
-                    held.dim, 0
-                )
-                share = self.group.own
-                ends = range(held.cut[share.start], held.cut[share.stop])
-                part = HeldPart(rows, ends, held.cut[-1])
+                rows = torch.cat([piece.detach() for piece in held.own], held.dim)
+                ends = range(held.cut[own.start], held.cut[own.stop])
+                part = HeldPart(rows, ends, held.cut[-1], dim=held.dim)
             parts = {} if held.is_elsewhere else {name: part}
             for _, tensor in collect(group, list_wholes(group, parts), parts):
-                state[name] = tensor.movedim(0, held.dim).contiguous().clone()
+                state[name] = tensor.clone()
         return state
 
     @torch.no_grad()

@@ -29,7 +29,7 @@ from firecaffe.gradients.threads import ExchangeThreads
 from firecaffe.parallel.own_samples import Gradients
 from firecaffe.recipe.worker_numbers import rows_of
 from firecaffe.training.parallel.cut_pieces import Names
-from firecaffe.training.tensor_file import Stored
+from firecaffe.training.tensor_file import Stored, StoredByName
 from firecaffe.transport.collect import HeldPart
 from firecaffe.transport.fold_nodes import NodeSum
 from firecaffe.transport.queue import queue_of
@@ -133,18 +133,13 @@ class MemoryInParts:
         return whole in self._names.elsewhere or (bool(part) and whole in self._cut)
 
 
-class _ByOwnKeys(Mapping[str, Tensor]):
+class _ByOwnKeys(StoredByName):
     def __init__(self, stored: Stored, keys: Mapping[str, str]) -> None:
-        self._stored, self._keys = stored, keys
+        super().__init__(keys)
+        self._stored = stored
 
     def __getitem__(self, key: str) -> Tensor:
-        return self._stored[self._keys[key]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
-
-    def __len__(self) -> int:
-        return len(self._keys)
+        return self._stored[self._by_name[key]]
 
 
 BLOCK_ELEMENTS = 65_536
