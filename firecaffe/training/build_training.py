@@ -264,14 +264,10 @@ def _open_records(
     refine: Use | None,
     resources: ExitStack,
 ) -> tuple[Records, Saver]:
-    goes_on = start.folder is not None
+    goes_on, keep_last = start.folder is not None, run.recipe.checkpoint.keep_last
     records = Records(places.own, run, world, start.step, goes_on, refine)
     resources.enter_context(closing(records))
-    write, keep_last = (
-        around_write(plugins, save_checkpoint, world),
-        run.recipe.checkpoint.keep_last,
-    )
-    folder = places.first / "checkpoints"
+    write, folder = around_write(plugins, save_checkpoint, world), places.first / "checkpoints"
     saver = Saver(folder, keep_last, write, records.say, records.weights)
     return records, resources.enter_context(closing(saver))
 

@@ -93,7 +93,8 @@ class FirstLook:
         for _ in range(2):
             seed_random(forward.config.seed, "evaluation", 0)
             with evaluating(forward.model), torch.no_grad():
-                outputs = forward.model(match_format(copy_batch((inputs, ()))[0], forward.config))
+                copies = tree_map(Tensor.clone, inputs)  # for a network that writes to its inputs
+                outputs = forward.model(match_format(copies, forward.config))
             tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
             digests += [",".join(map(tensor_digest, tensors))]
             attributes += [self._attributes()]
@@ -116,7 +117,7 @@ class FirstLook:
 
     def _at(self, batch: Batch) -> tuple[Changes, Any, str]:
         forward = self.forward
-        mixed = forward.begin(*copy_batch(batch), 0, 0)
+        mixed = forward.begin(*map_batch(Tensor.clone, batch), 0, 0)
         watch = ForwardWatch(forward.model)
         loss, outputs = forward.loss_of(mixed)
         changes = watch.changes()
@@ -142,12 +143,6 @@ class FirstLook:
 
 def is_repeatable(forward: Forward) -> bool:
     return forward.device.type == "cpu" or forward.config.deterministic
-
-
-def copy_batch(batch: Batch) -> Batch:
-    """Copy a batch, for a network that writes to its inputs."""
-    inputs, targets = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, tuple(batch))
-    return inputs, targets
 
 
 def raise_first(world: Group, line: str) -> None:

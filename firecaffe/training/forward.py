@@ -252,7 +252,8 @@ class Forward:
         samples = num_samples(inputs, targets)
         if samples == 0:
             return None, self.empty_tail()
-        loss, outputs, mixed = self._loss(inputs, targets, step, leaf)
+        mixed = self.begin(inputs, targets, step, leaf)
+        loss, outputs = self.loss_of(mixed)
         loss = self.weighted(loss, samples)
         self.count(outputs, mixed)
         return self.scaler.scale(loss), self.tail(loss, leaf, samples)
@@ -305,14 +306,10 @@ class Forward:
 
     def run_stand_in(self, inputs: Any, targets: Any, step: int, leaf: int) -> None:
         """Compute a stand-in micro-batch for ranks waiting at split layers; discard the results."""
-        loss, _, _ = self._loss(inputs, targets, step, leaf)
+        loss, _ = self.loss_of(self.begin(inputs, targets, step, leaf))
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         torch.autograd.grad(loss, trained, allow_unused=True)
         self.buffers.begin_micro_batch()
-
-    def _loss(self, inputs: Any, targets: Any, step: int, leaf: int) -> tuple[Tensor, Any, Mixed]:
-        mixed = self.begin(inputs, targets, step, leaf)
-        return *self.loss_of(mixed), mixed
 
     def loss_of(self, mixed: Mixed) -> tuple[Tensor, Any]:
         """Return the mean loss and the outputs of a micro-batch that `begin` returned."""

@@ -15,6 +15,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import group_of_one
 from firecaffe.data import Batches, Data
 from firecaffe.data.batches import PrefetchedBatches
+from firecaffe.data.dataset import map_batch
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.gradients.bucket_sums import Hook
@@ -43,7 +44,7 @@ from firecaffe.training.choices import (
 )
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluation_weights import Norms, TrainedNorms, check_layers
-from firecaffe.training.first_look import FirstLook, copy_batch, is_repeatable, raise_first
+from firecaffe.training.first_look import FirstLook, is_repeatable, raise_first
 from firecaffe.training.forward import Forward, cost_of_determinism
 from firecaffe.training.given_parts import Parts, task_for
 from firecaffe.training.holdings.holding import Holding
@@ -235,7 +236,7 @@ def _probe(
     first, reference = batches.train_batch(0, 0), holding.reference()
 
     def backward() -> Tensor | None:
-        return holding.first_backward(copy_batch(first))
+        return holding.first_backward(map_batch(Tensor.clone, first))
 
     watch, is_exact = ForwardWatch(forward.model), is_repeatable(forward)
     probe = run_probe(
