@@ -32,8 +32,7 @@ from firecaffe.training.evaluation_weights import average_of
 from firecaffe.training.forward import Forward
 from firecaffe.training.given_parts import Parts, build_network
 from firecaffe.training.holdings.holding import Holding
-from firecaffe.training.holdings.own_split import OwnSplit, stand_in_of
-from firecaffe.training.holdings.split_layers import SplitLayers
+from firecaffe.training.holdings.split_layers import OwnSplit, SplitLayers, stand_in_of
 from firecaffe.training.holdings.stage import Stages
 from firecaffe.training.modes.local_mode import Local
 from firecaffe.training.modes.mode import ModeParts
