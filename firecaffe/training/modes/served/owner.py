@@ -40,6 +40,7 @@ from firecaffe.training.modes.served.work_gradient import UpdateOrder
 from firecaffe.training.piece import Piece, Weights
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.training.updates.every_rank import Applier, OwnParameters
+from firecaffe.transport.lane import Line
 
 
 @dataclass(frozen=True)
@@ -221,8 +222,18 @@ def _first(path: str) -> str:
     return path.rpartition("/")[0]
 
 
+@dataclass(frozen=True)
+class OwnerParts:
+    tensors: Mapping[str, Tensor]
+    numbers: Mapping[str, Any]
+    mean_step: Mapping[str, float]
+    """The mean of updates, equal on all owners."""
+    moved: tuple[int, int]
+    """Bytes sent to learners of other ranks, and received from them."""
+
+
 class Owner:
-    """The owner on one rank. One thread calls `take`; any thread calls the rest."""
+    """The owner on one rank. One thread calls `take` and `give`; any thread calls the rest."""
 
     def __init__(
         self, server: Server, held: ShardState, weight_of: Callable[[Leaf], float]
@@ -235,10 +246,8 @@ class Owner:
         """Works that do not count, and whose gradient is still to come."""
         self._is_cut = False
         self._threads = torch.get_num_threads()
-
-    @property
-    def mean_step(self) -> dict[str, float]:
-        return self._server.late_rule.mean_step.state_dict()
+        self.lines: list[Line] = []
+        """The lines to learners of other ranks."""
 
     def bring(self, work: Work, gradient: Gradient) -> None:
         with self._changed:
@@ -278,6 +287,15 @@ class Owner:
         with self._changed:
             self._server.take(event)
             self._changed.notify_all()
+
+    def give(self) -> OwnerParts:
+        """Return the parts, as they are after all earlier events."""
+        sent = sum(line.sent_bytes for line in self.lines)
+        received = sum(line.received_bytes for line in self.lines)
+        mean_step = self._server.late_rule.mean_step.state_dict()
+        return OwnerParts(*self.held.parts(), mean_step, (sent, received))
+
+    def end(self) -> None: ...
 
     def _set_to_nan(self) -> None:
         """Set all gradients to NaN: clipping by an infinite norm would make an update of zeros."""

@@ -5,16 +5,13 @@ learner  HEAD: BRING, a work, what was used    then the owner's bytes of the gra
 ...
 learner  HEAD: END                             owner  a HEAD, as acknowledgment
 
-Rank 0 has a thread for each owner, so an owner that still waits for a gradient does not delay the
-others. Rank 0's messages are JSON texts. Parts are a text with their names, then their bytes.
+Rank 0's messages are JSON texts. Parts are a text with their names, then their bytes.
 """
 
 import json
-import threading
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -24,7 +21,7 @@ from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.events import from_row, to_row
 from firecaffe.synchrony.server_policies import Work, row_of, work_of
 from firecaffe.training.modes.served.coder import Coder, are_finite
-from firecaffe.training.modes.served.owner import Owner, Shard
+from firecaffe.training.modes.served.owner import Owner, OwnerParts, Shard
 from firecaffe.training.modes.served.server_memory import Gradient, Parcel
 from firecaffe.training.modes.served.work_gradient import UpdateOrder
 from firecaffe.transport.lane import Line
@@ -176,94 +173,37 @@ def serve_learner(line: Line, owner: Owner, shard: Shard, layout: OwnerLayout) -
         line.send(head.fill(END))
 
 
-@dataclass(frozen=True)
-class Give:
-    """Requests an owner's parts, as they are after all earlier events."""
+class RemoteOwner:
+    """The owner at the other end of rank 0's line, with `Owner`'s methods."""
 
+    def __init__(self, line: Line) -> None:
+        self._line = line
 
-@dataclass(frozen=True)
-class End: ...
+    def take(self, order: UpdateOrder) -> None:
+        """Send an event. Raises: PeerLostError."""
+        row = {**vars(order), "event": to_row(order.event)}
+        _send(self._line, {"order": "UpdateOrder", **row})
 
+    def give(self) -> OwnerParts:
+        """Receive the parts, as they are after all earlier events. Raises: PeerLostError."""
+        _send(self._line, {"order": "Give"})
+        return _receive_parts(self._line)
 
-@dataclass(frozen=True)
-class OwnerParts:
-    tensors: Mapping[str, Tensor]
-    numbers: Mapping[str, Any]
-    mean_step: Mapping[str, float]
-    """The mean of updates, equal on all owners."""
-    moved: tuple[int, int]
-    """Bytes sent to learners of other ranks, and received from them."""
-
-
-Order = UpdateOrder | Give | End
-
-Moved = Callable[[], tuple[int, int]]
-
-
-class OrderThread:
-    def __init__(
-        self, do: Callable[[Order], OwnerParts | None], failed: Callable[[BaseException], None]
-    ) -> None:
-        self._do, self._failed = do, failed
-        self._orders, self.answers = SimpleQueue[Order | None](), SimpleQueue[OwnerParts]()
-        self.thread = threading.Thread(target=self._run, name="orders", daemon=True)
-        self.thread.start()
-
-    def tell(self, order: Order) -> None:
-        self._orders.put(order)
-
-    def cut(self) -> None:
-        """End the thread, from another one, once it waits for no line. Send the owner nothing."""
-        self._orders.put(None)
-
-    def _run(self) -> None:
-        try:
-            while (order := self._orders.get()) is not None:
-                if (answer := self._do(order)) is not None:
-                    self.answers.put(answer)
-                if isinstance(order, End):
-                    return
-        except BaseException as error:
-            self._failed(error)
-
-
-def execute(owner: Owner, moved: Moved, order: Order) -> OwnerParts | None:
-    if isinstance(order, UpdateOrder):
-        owner.take(order)
-    gives = isinstance(order, Give)
-    return OwnerParts(*owner.held.parts(), owner.mean_step, moved()) if gives else None
-
-
-def send_order(line: Line, order: Order) -> OwnerParts | None:
-    """Send an order over a line, and receive what it requests. Raises: PeerLostError."""
-    row: dict[str, Any] = {"order": type(order).__name__}
-    if isinstance(order, UpdateOrder):
-        row |= {"event": to_row(order.event), "step": order.step, "rate": order.rate}
-        row |= {"momentum": order.momentum, "delay": order.delay, "overflows": order.overflows}
-    _send(line, row)
-    if isinstance(order, End):
+    def end(self) -> None:
+        _send(self._line, {"order": "End"})
         with suppress(PeerLostError):  # the owner has the message, and has left
-            _receive(line)
-    return _receive_parts(line) if isinstance(order, Give) else None
+            _receive(self._line)
 
 
-def listen(line: Line, owner: Owner, moved: Moved) -> None:
-    """Execute the orders that arrive at an owner, until the last. Raises: PeerLostError."""
-    while (row := _receive(line))["order"] != "End":
-        if row["order"] == "UpdateOrder":
-            order = UpdateOrder(
-                event=from_row(row["event"]),
-                step=row["step"],
-                rate=row["rate"],
-                momentum=row["momentum"],
-                delay=row["delay"],
-                overflows=row["overflows"],
-            )
-            execute(owner, moved, order)
-        elif (parts := execute(owner, moved, Give())) is not None:
-            _send_parts(line, parts)
+def listen(line: Line, owner: Owner) -> None:
+    """Execute rank 0's orders at an owner, until the last. Raises: PeerLostError."""
+    while (kind := (row := _receive(line)).pop("order")) != "End":
+        if kind == "Give":
+            _send_parts(line, owner.give())
+        else:
+            owner.take(UpdateOrder(**{**row, "event": from_row(row["event"])}))
     with suppress(PeerLostError):
-        _send(line, row)
+        _send(line, {"order": "End"})
 
 
 def _send(line: Line, row: Mapping[str, Any]) -> None:

@@ -1,13 +1,11 @@
 """This rank among those that own the weights in parts, after the warm steps."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from queue import Empty
 from typing import Self
 
 import torch
@@ -32,14 +30,9 @@ from firecaffe.training.modes.served.owner import (
 )
 from firecaffe.training.modes.served.owner_messages import (
     Carrier,
-    End,
-    Give,
-    OrderThread,
     OwnerLayout,
-    OwnerParts,
-    execute,
+    RemoteOwner,
     listen,
-    send_order,
     serve_learner,
 )
 from firecaffe.training.modes.served.server import Server, late_rule
@@ -58,6 +51,7 @@ from firecaffe.training.tensor_file import InMemory
 from firecaffe.training.updates.every_rank import Applier
 from firecaffe.training.updates.spread import UNUSED
 from firecaffe.transport.lane import LaneMesh, Line, store_of
+from firecaffe.transport.worker import Worker, raise_failure
 
 
 class OwnersBench:
@@ -106,8 +100,8 @@ class OwnerExchange:
         waits = [line.begin_send(mine.view(torch.uint8)) for line in self._lines.values()]
         for rank, line in self._lines.items():
             waits.append(line.begin_receive(theirs[rank].view(torch.uint8)))
-        for wait in waits:
-            wait()
+        for finish in waits:
+            finish()
         gathered = dict(zip(self._own.pieces, mine.tolist(), strict=True))
         for rank, shard in self._others.items():
             gathered |= zip(shard.pieces, theirs[rank].tolist(), strict=True)
@@ -186,10 +180,9 @@ class Owners(Holders):
         shards = cut(parcel, len(lines.others) + 1, needs_whole)
         clips = whole.server.clip_gradients > 0
         self._layout = OwnerLayout(whole.named, parcel, shards, whole.coder, clips)
-        self._errors: list[BaseException] = []
-        self._threads: list[threading.Thread] = []
-        self._lines: list[Line] = []
-        self._order_threads: dict[int, OrderThread] = {}
+        self._threads: list[Worker] = []
+        self._orders: list[tuple[Worker, Owner | RemoteOwner]] = []
+        """Rank 0's thread for each owner: one that waits for a gradient delays no other."""
         self._has_changed = False
         self._moved_by_rank: dict[int, tuple[int, int]] = {}
         self._owner: Owner | None = None
@@ -198,7 +191,7 @@ class Owners(Holders):
             self._serve_learners(self._owner, per_rank)
         if lines.rank == 0:
             self._take_buffers()
-            self._order_threads = {rank: self._order_thread(rank) for rank in self._ranks}
+            self._orders = [(self._thread("orders"), self._reach(rank)) for rank in self._ranks]
 
     @property
     def _ranks(self) -> list[int]:
@@ -221,15 +214,16 @@ class Owners(Holders):
 
     def tell(self, order: UpdateOrder) -> None:
         self._has_changed = True
-        for order_thread in self._order_threads.values():
-            order_thread.tell(order)
+        for thread, owner in self._orders:
+            thread.submit(partial(owner.take, order))
 
     def gather(self, look: Callable[[], None]) -> None:
         if not self._has_changed:
             return
-        for order_thread in self._order_threads.values():
-            order_thread.tell(Give())
-        parts = [_answer(order_thread, look) for order_thread in self._order_threads.values()]
+        given = [thread.submit(owner.give) for thread, owner in self._orders]
+        while wait(given, POLL_S).not_done:
+            look()
+        parts = [future.result() for future in given]
         self._moved_by_rank = {
             rank: part.moved for rank, part in zip(self._ranks, parts, strict=True)
         }
@@ -250,28 +244,25 @@ class Owners(Holders):
         self._has_changed = False
 
     def end(self) -> None:
-        for order_thread in self._order_threads.values():
-            order_thread.tell(End())
+        for thread, owner in self._orders:
+            thread.submit(owner.end)
+            thread.close(wait=False)
 
     def join(self, timeout_s: float) -> bool:
-        threads = [
-            *self._threads,
-            *(order_thread.thread for order_thread in self._order_threads.values()),
-        ]
+        threads = [worker.thread for worker in self._threads]
         end_s = time.monotonic() + timeout_s
         for thread in threads:
             thread.join(max(0.0, end_s - time.monotonic()))
         return not any(thread.is_alive() for thread in threads)
 
     def check(self) -> None:
-        if self._errors:
-            raise self._errors[0]
+        raise_failure(self._threads)
 
     def cut(self) -> None:
         if self._owner is not None:
             self._owner.cut()
-        for order_thread in self._order_threads.values():
-            order_thread.cut()
+        for thread, _ in self._orders:
+            thread.close(wait=False)
         self._owner_lines.cut()
 
     def _own(self) -> Owner:
@@ -312,24 +303,15 @@ class Owners(Holders):
         for rank in self._owner_lines.others:
             for place in range(per_rank):
                 line = self._owner_lines.to_learner(rank, place)
-                self._lines.append(line)
+                owner.lines.append(line)
                 self._start(serve_learner, line, owner, shard, self._layout)
         if self._owner_lines.rank:
-            line = self._owner_lines.order_line(0, ANSWER, TELL)
-            self._start(listen, line, owner, self._moved)
+            self._start(listen, self._owner_lines.order_line(0, ANSWER, TELL), owner)
 
-    def _order_thread(self, rank: int) -> OrderThread:
-        owner = self._owner
-        if rank:
-            do = partial(send_order, self._owner_lines.order_line(rank, TELL, ANSWER))
-        else:
-            assert owner is not None
-            do = partial(execute, owner, self._moved)
-        return OrderThread(do, self._errors.append)
-
-    def _moved(self) -> tuple[int, int]:
-        sent = sum(line.sent_bytes for line in self._lines)
-        return sent, sum(line.received_bytes for line in self._lines)
+    def _reach(self, rank: int) -> Owner | RemoteOwner:
+        if rank == 0 and self._owner is not None:
+            return self._owner
+        return RemoteOwner(self._owner_lines.order_line(rank, TELL, ANSWER))
 
     def _take_buffers(self) -> None:
         named, live = self._whole.named, self._whole.server.memory
@@ -340,20 +322,11 @@ class Owners(Holders):
         }
         live.load(InMemory(tensors))
 
-    def _start(self, run: Callable[..., None], *arguments: object) -> None:
-        def guarded() -> None:
-            try:
-                run(*arguments)
-            except BaseException as error:
-                self._errors.append(error)
+    def _start(self, serve: Callable[..., None], *arguments: object) -> None:
+        thread = self._thread(serve.__name__)
+        thread.submit(partial(serve, *arguments))
+        thread.close(wait=False)
 
-        thread = threading.Thread(target=guarded, name=run.__name__, daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-
-def _answer(order_thread: OrderThread, look: Callable[[], None]) -> OwnerParts:
-    while True:
-        with suppress(Empty):
-            return order_thread.answers.get(timeout=POLL_S)
-        look()
+    def _thread(self, name: str) -> Worker:
+        self._threads.append(Worker(name))
+        return self._threads[-1]

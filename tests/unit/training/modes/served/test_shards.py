@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, Work
 from firecaffe.training.evaluation_weights import Ema
+from firecaffe.training.modes.served import owners as of_ranks
 from firecaffe.training.modes.served.owner import (
     Owner,
     Runs,
@@ -25,12 +27,13 @@ from firecaffe.training.modes.served.owner import (
     cut,
     put_together,
 )
-from firecaffe.training.modes.served.owner_messages import Order, OrderThread
+from firecaffe.training.modes.served.owner_messages import RemoteOwner
 from firecaffe.training.modes.served.server import Server, late_rule
 from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient, Parcel
 from firecaffe.training.modes.served.server_steps import weight_of
 from firecaffe.training.modes.served.work_gradient import Contribution, UpdateOrder
 from firecaffe.training.updates.every_rank import Applier
+from firecaffe.transport.worker import Worker as Thread
 from tests.kit.training import ALONE
 from tests.kit.training_steps import Worker, state_of
 from tests.unit.training.modes.served.made import in_order, served
@@ -211,12 +214,13 @@ def test_owners_come_to_one_server_s_bits(
         assert owners.numbers() == before.numbers["scalars"].state_dict()
 
 
-def test_a_teller_that_is_cut_ends_without_an_order() -> None:
-    """Rank 0 would wait for it, and past the time that a rank has once another is lost."""
-    orders: list[Order] = []
-    errors: list[BaseException] = []
-    teller = OrderThread(orders.append, errors.append)
-    teller.cut()
-    teller.thread.join(60)
-    assert not teller.thread.is_alive()
-    assert orders == []
+def test_owners_that_are_cut_end_without_an_order() -> None:
+    """Rank 0 would wait for them, and past the time that a rank has once another is lost."""
+    cut_owners = object.__new__(of_ranks.Owners)
+    lines: Any = SimpleNamespace(cut=lambda: None)
+    cut_owners._owner, cut_owners._owner_lines = None, lines
+    cut_owners._threads = [Thread("orders")]
+    cut_owners._orders = [(thread, RemoteOwner(lines)) for thread in cut_owners._threads]
+    cut_owners.cut()
+    assert cut_owners.join(60)
+    cut_owners.check()
