@@ -132,6 +132,10 @@ class SampleOrder:
         left = self.samples_in_step(step) - leaf * self.micro_batch_size
         return max(0, min(self.micro_batch_size, left))
 
+    def leaf_weight(self, step: int, leaf: int) -> float:
+        """Return a leaf's number of samples as a share of a full leaf's."""
+        return self.samples_in_leaf(step, leaf) / self.micro_batch_size
+
     def samples_before(self, step: int) -> int:
         within = self.step_in_epoch(step) * self.global_batch_size
         return self.epoch(step) * self.num_samples + within

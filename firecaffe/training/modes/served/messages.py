@@ -125,7 +125,7 @@ class Messages:
         tail = [self._own(views[name]) for name in self._tails]
         data_s, compute_s = views["seconds"].tolist()
         gradient = Gradient(tensors, tail)
-        contribution = Contribution(gradient, self._own(views["counts"]), data_s, compute_s, False)
+        contribution = Contribution(gradient, self._own(views["counts"]), data_s, compute_s)
         if self._is_elsewhere:
             pulled, pushed = views["moved"].tolist()
             is_finite = views["is_finite"].bool()

@@ -235,11 +235,8 @@ class OwnerParts:
 class Owner:
     """The owner on one rank. One thread calls `take` and `give`; any thread calls the rest."""
 
-    def __init__(
-        self, server: Server, held: ShardState, weight_of: Callable[[Leaf], float]
-    ) -> None:
-        self.held = held
-        self._server, self._weight_of = server, weight_of
+    def __init__(self, server: Server, held: ShardState) -> None:
+        self._server, self.held = server, held
         self._changed = threading.Condition()
         self._gradients: dict[Work, Gradient] = {}
         self._unwanted: set[Work] = set()
@@ -277,13 +274,11 @@ class Owner:
         if isinstance(event, Push):
             self._keep_gradient(event, order.overflows)
             if event.update is not None:
-                set_delay(self._server.applier.optimizer, order.delay)
-                _, norm = self._server.prepare(event.update, self._weight_of)
+                set_delay(self._server.applier.optimizer, order.settings.delay)
+                _, norm = self._server.prepare(event.update)
                 if not norm.isfinite():
                     self._set_to_nan()
-                self._server.apply(
-                    event.update, self._weight_of, order.step, order.rate, order.momentum
-                )
+                self._server.apply(event.update, order.settings)
         with self._changed:
             self._server.take(event)
             self._changed.notify_all()

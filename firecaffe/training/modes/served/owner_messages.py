@@ -22,6 +22,7 @@ from firecaffe.synchrony.events import from_row, to_row
 from firecaffe.synchrony.server_policies import Work, row_of, work_of
 from firecaffe.training.modes.served.coder import Coder, are_finite
 from firecaffe.training.modes.served.owner import Owner, OwnerParts, Shard
+from firecaffe.training.modes.served.server import UpdateSettings
 from firecaffe.training.modes.served.server_memory import Gradient, Parcel
 from firecaffe.training.modes.served.work_gradient import UpdateOrder
 from firecaffe.transport.lane import Line
@@ -181,8 +182,8 @@ class RemoteOwner:
 
     def take(self, order: UpdateOrder) -> None:
         """Send an event. Raises: PeerLostError."""
-        row = {**vars(order), "event": to_row(order.event)}
-        _send(self._line, {"order": "UpdateOrder", **row})
+        row = {"order": "UpdateOrder", "event": to_row(order.event), **vars(order.settings)}
+        _send(self._line, {**row, "overflows": order.overflows})
 
     def give(self) -> OwnerParts:
         """Receive the parts, as they are after all earlier events. Raises: PeerLostError."""
@@ -201,7 +202,8 @@ def listen(line: Line, owner: Owner) -> None:
         if kind == "Give":
             _send_parts(line, owner.give())
         else:
-            owner.take(UpdateOrder(**{**row, "event": from_row(row["event"])}))
+            event, overflows = from_row(row.pop("event")), row.pop("overflows")
+            owner.take(UpdateOrder(event, UpdateSettings(**row), overflows))
     with suppress(PeerLostError):
         _send(line, {"order": "End"})
 

@@ -35,9 +35,8 @@ from firecaffe.training.modes.served.owner_messages import (
     listen,
     serve_learner,
 )
-from firecaffe.training.modes.served.server import Server, late_rule
+from firecaffe.training.modes.served.server import late_rule
 from firecaffe.training.modes.served.server_memory import Gradient, Parcel
-from firecaffe.training.modes.served.server_steps import weight_of
 from firecaffe.training.modes.served.work_gradient import (
     Bench,
     Contribution,
@@ -278,25 +277,21 @@ class Owners(Holders):
         applier = Applier(optimizer, server.applier.scale.apart(optimizer), constraints, ema)
         held = ShardState(runs, applier, memory)
         held.take(whole.state.pieces, whole.state.numbers["scalars"].state_dict(), shard)
-        none = BufferChanges(nn.Module())
-        there = set(server.learners)
         others = {rank: layout.shards[rank] for rank in self._other_owners}
         lines = {rank: self._owner_lines.order_line(rank, NUMBERS, NUMBERS) for rank in others}
         numbers = OwnerExchange(whole.named, shard, others, lines)
         rule = late_rule(server.words.compensate, memory, whole.named, numbers.of_all)
-        local_server = Server(
+        local_server = replace(
+            server,
             named=runs.named,
             applier=applier,
             memory=memory,
-            words=server.words,
-            learners=there,
-            buffers=none,
-            clip_gradients=server.clip_gradients,
+            buffers=BufferChanges(nn.Module()),
             norms_of_all=numbers.norms,
             late_rule=rule,
         )
         local_server.load_state_dict(server.state_dict())
-        return Owner(local_server, held, partial(weight_of, whole.run.order))
+        return Owner(local_server, held)
 
     def _serve_learners(self, owner: Owner, per_rank: int) -> None:
         shard = self._layout.shards[self._owner_lines.rank]

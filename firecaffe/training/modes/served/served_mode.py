@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,9 @@ from firecaffe.training.modes.served.lockless import Rule, SharedWeights
 from firecaffe.training.modes.served.owners import Owners
 from firecaffe.training.modes.served.real_clock import RealClock
 from firecaffe.training.modes.served.real_ranks import RealRanks
-from firecaffe.training.modes.served.server import Server, late_rule
+from firecaffe.training.modes.served.server import LateRule, Server, late_rule
 from firecaffe.training.modes.served.server_memory import ServerMemory
-from firecaffe.training.modes.served.server_steps import (
-    LoggedClock,
-    Progress,
-    ServedStepper,
-    weight_of,
-)
+from firecaffe.training.modes.served.server_steps import LoggedClock, Progress, ServedStepper
 from firecaffe.training.modes.served.work_gradient import (
     Holders,
     KeptTraining,
@@ -54,18 +50,17 @@ class OnFirstRank:
         self, run: Run, update: EveryRank, memory: ServerMemory, learners: set[int]
     ) -> Server:
         """Make rank 0's server. `memory` is of all weights."""
-        recipe, holding, applier = run.recipe, update.holding, update.applier
-        words, clip = recipe.synchrony, recipe.solver.clip_gradients
-        rule = late_rule(words.compensate, memory, holding.named)
+        words, holding = run.recipe.synchrony, update.holding
         return Server(
             named=holding.named,
-            applier=applier,
+            applier=update.applier,
             memory=memory,
             words=words,
             learners=learners,
             buffers=holding.forward.buffers,
-            clip_gradients=clip,
-            late_rule=rule,
+            order=run.order,
+            clip_gradients=run.recipe.solver.clip_gradients,
+            late_rule=late_rule(words.compensate, memory, holding.named),
         )
 
     def open(self, clock: LoggedClock, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
@@ -88,21 +83,12 @@ class InShards(OnFirstRank):
     def server(
         self, run: Run, update: EveryRank, memory: ServerMemory, learners: set[int]
     ) -> Server:
-        recipe, forward = run.recipe, update.holding.forward
-        words, clip = recipe.synchrony, recipe.solver.clip_gradients
+        forward, whole = update.holding.forward, super().server(run, update, memory, learners)
         scale = partial(loss_scale, forward)
         buffers_only = ServerMemory(forward.model, {}, squares=False, more=scale)
         # The owners of the weights have the constraints and the moving average.
         applier = Applier(update.applier.optimizer, update.applier.scale)
-        return Server(
-            named=update.holding.named,
-            applier=applier,
-            memory=buffers_only,
-            words=words,
-            learners=learners,
-            buffers=forward.buffers,
-            clip_gradients=clip,
-        )
+        return replace(whole, applier=applier, memory=buffers_only, late_rule=LateRule())
 
     def meet(self, whole: KeptTraining) -> Holders:
         return Owners.meet(whole)
@@ -125,7 +111,7 @@ class Lockless(InShards):
             optimizer_of=partial(make_optimizer, config=run.recipe.solver),
             rate=run.learning_rate,
             momentum=run.momentum,
-            weight_of=partial(weight_of, run.order),
+            weight_of=lambda leaf: run.order.leaf_weight(*leaf),
             clip_gradients=run.recipe.solver.clip_gradients,
         )
         timeout_s = run.recipe.exchange.timeout_s

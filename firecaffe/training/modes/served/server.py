@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from firecaffe.data import SampleOrder
 from firecaffe.exchange.leaves import tree_sum
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.synchrony.config import SynchronyConfig
@@ -155,6 +156,16 @@ def late_rule(
     return DelayCompensation(memory.mean_square) if name == "delay" else LateRule()
 
 
+@dataclass(frozen=True)
+class UpdateSettings:
+    step: int
+    """The training's step, counted from 0. It may have several updates."""
+    rate: float
+    momentum: float | None
+    delay: int
+    """The updates over which momentum is delayed; 0 if it is not."""
+
+
 @dataclass
 class Server:
     """The weights of a training, and what late gradients need. Its numbers are JSON."""
@@ -165,6 +176,7 @@ class Server:
     words: SynchronyConfig
     learners: set[int]
     buffers: BufferChanges
+    order: SampleOrder
     clip_gradients: float = 0.0
     norms_of_all: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
     """Maps norms of the gradients here to those of all used parameters, in network order."""
@@ -203,8 +215,8 @@ class Server:
         self.memory.release({work.version for work in self._works.values()})
 
     @torch.no_grad()
-    def prepare(self, update: Update, weight_of: Callable[[Leaf], float]) -> tuple[Tensor, Tensor]:
-        """Put the mean gradient of an update into every `p.grad`. A full leaf has weight 1.
+    def prepare(self, update: Update) -> tuple[Tensor, Tensor]:
+        """Put the mean gradient of an update into every `p.grad`.
 
         Return whether each parameter's gradient is finite, bool, shape (parameters,), and the
         gradient's norm before clipping, 0 without clipping. An update that the loss scale skips has
@@ -218,7 +230,7 @@ class Server:
             (first, *_) = self.named.values()
             return first.new_ones(len(self.named), dtype=torch.bool), first.new_zeros(())
         late = [self._corrected(update, work) for work in update.works]
-        weight = sum(weight_of(work.leaf) for work in update.works)
+        weight = self._weight(update)
         finite = []
         for name, parameter in self.named.items():
             total = self._sum(update, [gradients.get(name) for gradients in late])
@@ -235,23 +247,20 @@ class Server:
         return torch.stack(finite), norm
 
     @torch.no_grad()
-    def apply(
-        self,
-        update: Update,
-        weight_of: Callable[[Leaf], float],
-        step: int,
-        rate: float,
-        momentum: float | None,
-    ) -> None:
-        """Make an update in step `step`, counted from 0; a step may have several."""
+    def apply(self, update: Update, settings: UpdateSettings) -> None:
+        """Make an update, which is prepared."""
         is_skipped = self.applier.scale.has_overflowed
+        step, rate, momentum = settings.step, settings.rate, settings.momentum
         with nullcontext() if is_skipped else self.late_rule.around_update(self.named):
             self.applier.apply(step, rate, momentum, number=update.version - 1)
-        changes = [self._buffer_changes(update, work, weight_of) for work in update.works]
+        changes = [self._buffer_changes(update, work) for work in update.works]
         sums = [self._sum(update, list(parts)) for parts in zip(*changes, strict=True)]
         self.buffers.begin_step()
-        weight = sum(weight_of(work.leaf) for work in update.works)
+        weight = self._weight(update)
         self.buffers.finish_step([total for total in sums if total is not None], weight)
+
+    def _weight(self, update: Update) -> float:
+        return sum(self.order.leaf_weight(*work.leaf) for work in update.works)
 
     def _norm(self) -> Tensor:
         used = {name: p.grad for name, p in self.named.items() if p.grad is not None}
@@ -270,9 +279,7 @@ class Server:
             torch._foreach_mul_(list(tensors.values()), scale)
         return tensors
 
-    def _buffer_changes(
-        self, update: Update, work: Work, weight_of: Callable[[Leaf], float]
-    ) -> list[Tensor]:
+    def _buffer_changes(self, update: Update, work: Work) -> list[Tensor]:
         changes = self.memory.gradients[work.leaf].tail[1:]
         late = update.staleness(work)
         # The first micro-batch of a step changes integer buffers; two such changes do not add up.
@@ -282,7 +289,8 @@ class Server:
         if is_plain or not changes:  # an owner of weights has none
             return changes
         pulled = self.memory.versions[work.version]
-        return self.buffers.late(changes, pulled, weight_of(work.leaf), late, is_newest)
+        weight = self.order.leaf_weight(*work.leaf)
+        return self.buffers.late(changes, pulled, weight, late, is_newest)
 
     def _sum(self, update: Update, values: list[Tensor | None]) -> Tensor | None:
         example = next((value for value in values if value is not None), None)

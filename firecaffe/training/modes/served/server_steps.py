@@ -15,19 +15,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from firecaffe.data import SampleOrder
 from firecaffe.errors import NotFiniteError
 from firecaffe.files import GrowingFile, write_atomically
 from firecaffe.solvers.caffe_solvers import set_delay
 from firecaffe.synchrony.events import Event, Lose, Push, Tally
 from firecaffe.synchrony.log import EVENTS, Lines, head
-from firecaffe.synchrony.server_policies import Leaf, Leaves, Update
+from firecaffe.synchrony.server_policies import Leaves, Update
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import server_advice
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.served.coder import Coder, are_finite
-from firecaffe.training.modes.served.server import Server
+from firecaffe.training.modes.served.server import Server, UpdateSettings
 from firecaffe.training.modes.served.work_gradient import Contribution, Contributions, UpdateOrder
 from firecaffe.training.outcome import Outcome, Timings, Votes, pack_votes
 from firecaffe.training.piece import Numbers, NumbersOfParts
@@ -160,10 +159,6 @@ class ServedStepper:
         return self.warm.behind
 
     @property
-    def order(self) -> SampleOrder:
-        return self.warm.batches.order
-
-    @property
     def advice(self) -> str:
         late = sum(self._staleness) / max(1, len(self._staleness))
         momentum = float(self.server.applier.optimizer.param_groups[0].get("momentum", 0.0))
@@ -176,8 +171,8 @@ class ServedStepper:
         set_delay(self.server.applier.optimizer, 1 if is_warm else delay)
         if is_warm:
             return self.warm.run(step, learning_rate, vote)
-        queue, momentum = self.update.queue, self.warm.momentum(step)
-        forward = self.holding.forward
+        settings = UpdateSettings(step, learning_rate, self.warm.momentum(step), delay)
+        queue, forward, order = self.update.queue, self.holding.forward, self.server.order
         start = queue.mark()
         window = _Window(forward.zero_counts(), len(self.server.named))
         until = self.plan.before(step + 1)
@@ -189,10 +184,10 @@ class ServedStepper:
                     if overflows := self._overflows(contribution):
                         contribution = replace(contribution, is_finite=None)
                     self.server.keep(event.work, contribution.gradient, overflows)
-                    window.add(contribution, self._samples(event.work.leaf))
+                    window.add(contribution, order.samples_in_leaf(*event.work.leaf))
                 if event.update is not None:
                     begun = queue.mark()
-                    self._update(event.update, step, learning_rate, momentum, window)
+                    self._update(event.update, settings, window)
                     window.updates.append((begun, queue.mark()))
                 self.progress.done += _done_by(event)
                 if not window.is_finite:
@@ -200,7 +195,7 @@ class ServedStepper:
             self.server.take(event)
             if isinstance(event, Lose):
                 self.coder.forget(event.learner)
-            self.tell(UpdateOrder(event, step, learning_rate, momentum, delay, overflows))
+            self.tell(UpdateOrder(event, settings, overflows))
         end = queue.mark()
         votes = pack_votes(vote(), forward.device)
         checked = Found(
@@ -209,25 +204,17 @@ class ServedStepper:
             norm=window.norm,
             names=list(self.server.named),
         )
-        weight = window.samples / self.order.micro_batch_size
+        weight = window.samples / order.micro_batch_size
         times = ServerTimes(start, end, window)
         outcome = Outcome(step, window.samples, weight, forward.task.counted, checked, times)
         self._check(outcome)
         return outcome
 
-    def _update(
-        self,
-        update: Update,
-        step: int,
-        rate: float,
-        momentum: float | None,
-        window: "_Window",
-    ) -> None:
-        weigh = partial(weight_of, self.order)
+    def _update(self, update: Update, settings: UpdateSettings, window: "_Window") -> None:
         self._staleness.extend(map(update.staleness, update.works))
-        window.take(*self.server.prepare(update, weigh))
+        window.take(*self.server.prepare(update))
         if window.is_finite:
-            self.server.apply(update, weigh, step, rate, momentum)
+            self.server.apply(update, settings)
 
     def _overflows(self, contribution: Contribution) -> bool:
         if not self.server.applier.scale.is_on:
@@ -236,9 +223,6 @@ class ServedStepper:
         if is_finite is None:
             is_finite = are_finite(self.server.named, contribution.gradient.tensors.items())
         return not bool(is_finite[:-1].all())  # the last is for the norm
-
-    def _samples(self, leaf: Leaf) -> int:
-        return round(weight_of(self.order, leaf) * self.order.micro_batch_size)
 
     def _check(self, outcome: Outcome) -> None:
         try:
@@ -251,12 +235,6 @@ class ServedStepper:
 
 def _done_by(event: Push) -> int:
     return int(event.counts) + (len(event.update.dropped) if event.update else 0)
-
-
-def weight_of(order: SampleOrder, leaf: Leaf) -> float:
-    """Return a leaf's number of samples as a share of a full leaf's."""
-    size = order.micro_batch_size
-    return min(size, order.samples_in_step(leaf.step) - leaf.place * size) / size
 
 
 @dataclass(frozen=True)
@@ -310,7 +288,7 @@ class _Window:
         count, seconds = self.by_rank.get(contribution.rank, (0, 0.0))
         took_s = contribution.data_s + contribution.compute_s
         self.by_rank[contribution.rank] = count + 1, seconds + took_s
-        if contribution.is_own:
+        if contribution.rank == 0:
             self.micro_batches += 1
             self.data_s += contribution.data_s
             self.compute_s += contribution.compute_s

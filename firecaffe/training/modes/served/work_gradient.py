@@ -25,7 +25,7 @@ from firecaffe.synchrony.events import Event
 from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.server import Server
+from firecaffe.training.modes.served.server import Server, UpdateSettings
 from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory
 from firecaffe.training.state import State
 
@@ -37,7 +37,6 @@ class Contribution:
     data_s: float
     """Seconds for which the learner waited for the leaf's samples."""
     compute_s: float
-    is_own: bool = True
     rank: int = 0
     is_finite: Tensor | None = None
     """See `coder.are_finite`; None unless the gradients went to their owners."""
@@ -199,12 +198,7 @@ class UpdateOrder:
     """An event, and the settings of the update that it may cause."""
 
     event: Event
-    step: int
-    """The training's step, counted from 0."""
-    rate: float
-    momentum: float | None
-    delay: int
-    """The updates over which momentum is delayed; 0 if it is not."""
+    settings: UpdateSettings
     overflows: bool = False
     """Whether the event brings a gradient that has overflowed under its loss scale."""
 

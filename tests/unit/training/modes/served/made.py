@@ -67,7 +67,7 @@ def served(
     made = parts.net, parts.named, words.compensate == "delay", partial(loss_scale, forward)
     memory = ServerMemory(*made)
     own = parts.named, parts.stepper.update.applier, memory, words, learners, forward.buffers
-    server = Server(*own, late_rule=late_rule(words.compensate, memory, parts.named))
+    server = Server(*own, parts.order, late_rule=late_rule(words.compensate, memory, parts.named))
     plan = leaves_of(parts.order, 0, steps)
     computed = LazyContributions(server, forward, parts.batches, Coder())
     return ServedStepper(parts.stepper, server, Events(iter(events)), computed, plan, Progress())

@@ -1,7 +1,6 @@
 """Owners of parts of the weights against a server that has them all: the same bits."""
 
 from collections.abc import Mapping
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,9 +27,8 @@ from firecaffe.training.modes.served.owner import (
     put_together,
 )
 from firecaffe.training.modes.served.owner_messages import RemoteOwner
-from firecaffe.training.modes.served.server import Server, late_rule
+from firecaffe.training.modes.served.server import Server, UpdateSettings, late_rule
 from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient, Parcel
-from firecaffe.training.modes.served.server_steps import weight_of
 from firecaffe.training.modes.served.work_gradient import Contribution, UpdateOrder
 from firecaffe.training.updates.every_rank import Applier
 from firecaffe.transport.worker import Worker as Thread
@@ -146,9 +144,9 @@ class Owners:
             none = BufferChanges(nn.Module())
             rule = late_rule(server.words.compensate, memory, self.named)
             made = runs.named, applier, memory, server.words, {0, 1, 2}, none
-            own = Server(*made, late_rule=rule)
+            own = Server(*made, of.parts.order, late_rule=rule)
             own.load_state_dict(server.state_dict())
-            self.owners.append(Owner(own, held, partial(weight_of, of.parts.order)))
+            self.owners.append(Owner(own, held))
 
     def take(self, of: Served, rate: float) -> None:
         """The events that were noted."""
@@ -157,7 +155,7 @@ class Owners:
                 if isinstance(event, Push):
                     gradient = Gradient(runs_of(of.gradients[event.work], shard), [])
                     owner.bring(event.work, gradient)
-                owner.take(UpdateOrder(event, 0, rate, None, 0))
+                owner.take(UpdateOrder(event, UpdateSettings(0, rate, None, 0)))
 
     def parts(self) -> dict[str, dict[str, Tensor]]:
         held = [owner.held.parts()[0] for owner in self.owners]
