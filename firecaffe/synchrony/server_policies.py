@@ -34,9 +34,11 @@ Here leaves come from one queue, and a slow learner takes fewer. With s = 0, a s
 previous one is applied.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple
 
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyConfig
 
@@ -137,78 +139,6 @@ class Update:
         return self.version - 1 - work.version
 
 
-class Policy(Protocol):
-    """The protocol of a policy. All its state is JSON."""
-
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def learners(self) -> set[int]: ...
-
-    def begin(self, learner: int) -> Work | None:
-        """Return the next work of a learner that has none, or None if it has to wait."""
-
-    def contribute(self, work: Work) -> bool:
-        """Receive a gradient. Return False if it is dropped, as a lost learner's is."""
-
-    def commit(self) -> Update | None:
-        """Return the update that is due, which makes a new version, or None."""
-
-    def lose(self, learner: int) -> None: ...
-
-    def join(self, learner: int) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class BasePolicy:
-    """The base of policies. A subclass decides who has to wait and which gradients count."""
-
-    def __init__(self, queue: LeafQueue, learners: int, version: int) -> None:
-        self.queue, self.version = queue, version
-        self.learners = set(range(learners))
-        self.in_flight: dict[int, Work] = {}
-
-    def hand_out(self, learner: int) -> Work:
-        """Give a learner the next leaf. Raises: ValueError if it has a leaf or is not there."""
-        if learner in self.in_flight or learner not in self.learners:
-            raise ValueError(f"learner {learner} asks for work, and has some or is not there")
-        work = Work(learner, self.queue.take(), self.version)
-        self.in_flight[learner] = work
-        return work
-
-    def take_back(self, work: Work) -> bool:
-        if self.in_flight.get(work.learner) != work:
-            return False
-        del self.in_flight[work.learner]
-        return True
-
-    def remove_learner(self, learner: int) -> Work | None:
-        self.learners.discard(learner)
-        return self.in_flight.pop(learner, None)
-
-    def join(self, learner: int) -> None:
-        self.learners.add(learner)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "version": self.version,
-            "queue": self.queue.state_dict(),
-            "learners": sorted(self.learners),
-            "in_flight": [row_of(work) for work in self.in_flight.values()],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.version = state["version"]
-        self.queue.load_state_dict(state["queue"])
-        self.learners = set(state["learners"])
-        works = [work_of(row) for row in state["in_flight"]]
-        self.in_flight = {work.learner: work for work in works}
-
-
 def row_of(work: Work) -> list[int]:
     return [work.learner, *work.leaf, work.version]
 
@@ -218,56 +148,117 @@ def work_of(row: Sequence[int]) -> Work:
     return Work(learner, Leaf(step, place), version)
 
 
-class Asynchronous(BasePolicy):
-    """A policy in which learners wait only once all leaves are handed out; see `Policy`."""
+class Policy(ABC):
+    """A policy: who has to wait, and which gradients count. All its state is JSON."""
+
+    arrived_key = "pending"
+    """The key of `arrived` in a checkpoint."""
+
+    def __init__(self, queue: LeafQueue, learners: int, version: int) -> None:
+        self.queue, self.version = queue, version
+        self.learners = set(range(learners))
+        self.in_flight: dict[int, Work] = {}
+        self.arrived: list[Work] = []
+        """The works whose gradients wait for their update."""
+
+    @abstractmethod
+    def begin(self, learner: int) -> Work | None:
+        """Return the next work of a learner that has none, or None if it has to wait."""
+
+    def contribute(self, work: Work) -> bool:
+        """Receive a gradient. Return False if it is dropped, as a lost learner's is."""
+        if self.in_flight.get(work.learner) != work:
+            return False
+        del self.in_flight[work.learner]
+        if self._is_late(work):
+            return False
+        self.arrived.append(work)
+        return True
+
+    def commit(self) -> Update | None:
+        """Return the update that is due, which makes a new version, or None."""
+        if len(self.arrived) < self._num_needed:
+            return None
+        update = self._update(tuple(sorted(self.arrived, key=lambda work: work.leaf)))
+        self.arrived, self.version = [], update.version
+        return update
+
+    def lose(self, learner: int) -> None:
+        self.learners.discard(learner)
+        work = self.in_flight.pop(learner, None)
+        if work is not None and not self._is_late(work):
+            self.queue.put_back(work.leaf)
+
+    def join(self, learner: int) -> None:
+        self.learners.add(learner)
+
+    @property
+    @abstractmethod
+    def _num_needed(self) -> int:
+        """The number of gradients with which an update is due."""
+
+    def _is_late(self, work: Work) -> bool:
+        """Whether the update that a work was for is already made."""
+        return False
+
+    def _update(self, works: tuple[Work, ...]) -> Update:
+        return Update(self.version + 1, works)
+
+    def _hand_out(self, learner: int) -> Work:
+        """Give a learner the next leaf. Raises: ValueError if it has a leaf or is not there."""
+        if learner in self.in_flight or learner not in self.learners:
+            raise ValueError(f"learner {learner} asks for work, and has some or is not there")
+        work = Work(learner, self.queue.take(), self.version)
+        self.in_flight[learner] = work
+        return work
+
+    def state_dict(self) -> dict[str, Any]:
+        desk = {
+            "version": self.version,
+            "queue": self.queue.state_dict(),
+            "learners": sorted(self.learners),
+            "in_flight": [row_of(work) for work in self.in_flight.values()],
+        }
+        return {"desk": desk, self.arrived_key: [row_of(work) for work in self.arrived]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        desk = state["desk"]
+        self.version = desk["version"]
+        self.queue.load_state_dict(desk["queue"])
+        self.learners = set(desk["learners"])
+        works = [work_of(row) for row in desk["in_flight"]]
+        self.in_flight = {work.learner: work for work in works}
+        self.arrived = [work_of(row) for row in state[self.arrived_key]]
+
+
+class Asynchronous(Policy):
+    """A policy in which learners wait only once all leaves are handed out."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, gradients_per_update: int = 1
     ) -> None:
         super().__init__(queue, learners, version)
         self._per_update = gradients_per_update
-        self._pending: list[Work] = []
 
     def begin(self, learner: int) -> Work | None:
-        return None if self.queue.first is None else self.hand_out(learner)
+        return None if self.queue.first is None else self._hand_out(learner)
 
-    def contribute(self, work: Work) -> bool:
-        if not self.take_back(work):
-            return False
-        self._pending.append(work)
-        return True
-
-    def commit(self) -> Update | None:
+    @property
+    def _num_needed(self) -> int:
         is_end = self.queue.first is None and not self.in_flight
-        if len(self._pending) < (1 if is_end else self._per_update):
-            return None
-        works = tuple(sorted(self._pending, key=lambda work: work.leaf))
-        self._pending = []
-        self.version += 1
-        return Update(self.version, works)
-
-    def lose(self, learner: int) -> None:
-        work = self.remove_learner(learner)
-        if work is not None:
-            self.queue.put_back(work.leaf)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"desk": super().state_dict(), "pending": [row_of(w) for w in self._pending]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state["desk"])
-        self._pending = [work_of(row) for row in state["pending"]]
+        return 1 if is_end else self._per_update
 
 
-class Backup(BasePolicy):
-    """A policy with one update per step, which forgets late leaves; see `Policy`."""
+class Backup(Policy):
+    """A policy with one update per step, which forgets late leaves."""
+
+    arrived_key = "arrived"
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, backup_workers: int = 0
     ) -> None:
         super().__init__(queue, learners, version)
         self._backups = backup_workers
-        self._arrived: list[Work] = []
         self._turns: dict[int, int] = {}
         """The turn in which each learner got its last leaf of this update."""
 
@@ -275,7 +266,13 @@ class Backup(BasePolicy):
         if not self._has_leaf or not self._may_be_needed(learner):
             return None
         self._turns[learner] = 1 + max(self._turns.values(), default=0)
-        return self.hand_out(learner)
+        return self._hand_out(learner)
+
+    def commit(self) -> Update | None:
+        update = super().commit()
+        if update is not None:
+            self._turns = {}
+        return update
 
     def _may_be_needed(self, learner: int) -> bool:
         if self._taken < self._num_needed or learner not in self._turns:
@@ -285,11 +282,11 @@ class Backup(BasePolicy):
 
     @property
     def _under_way(self) -> list[Work]:
-        return [work for work in self.in_flight.values() if work.version == self.version]
+        return [work for work in self.in_flight.values() if not self._is_late(work)]
 
     @property
     def _taken(self) -> int:
-        return len(self._arrived) + len(self._under_way)
+        return len(self.arrived) + len(self._under_way)
 
     @property
     def _has_leaf(self) -> bool:
@@ -300,19 +297,8 @@ class Backup(BasePolicy):
     def _num_needed(self) -> int:
         return max(1, self.queue.leaves.of_step(self.version) - self._backups)
 
-    def contribute(self, work: Work) -> bool:
-        if not self.take_back(work) or work.version != self.version:
-            return False
-        self._arrived.append(work)
-        return True
-
-    def commit(self) -> Update | None:
-        if len(self._arrived) < self._num_needed:
-            return None
-        update = self._update(tuple(sorted(self._arrived, key=lambda work: work.leaf)))
-        self._arrived, self._turns = [], {}
-        self.version = update.version
-        return update
+    def _is_late(self, work: Work) -> bool:
+        return work.version != self.version
 
     def _update(self, works: tuple[Work, ...]) -> Update:
         while self._has_leaf:
@@ -322,25 +308,16 @@ class Backup(BasePolicy):
         late = tuple(Leaf(self.version, place) for place in places if place not in counted)
         return Update(self.version + 1, works, dropped=late)
 
-    def lose(self, learner: int) -> None:
-        work = self.remove_learner(learner)
-        if work is not None and work.version == self.version:
-            self.queue.put_back(work.leaf)
-
     def state_dict(self) -> dict[str, Any]:
-        arrived = [row_of(work) for work in self._arrived]
-        turns = [list(item) for item in self._turns.items()]
-        desk = super().state_dict()
-        return {"desk": desk, "arrived": arrived, "turns": turns}
+        return {**super().state_dict(), "turns": [list(item) for item in self._turns.items()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state["desk"])
-        self._arrived = [work_of(row) for row in state["arrived"]]
+        super().load_state_dict(state)
         self._turns = dict(map(tuple, state["turns"]))
 
 
 class BackupAgain(Backup):
-    """A `Backup` that hands late leaves out again; see `Policy`."""
+    """A `Backup` that hands late leaves out again."""
 
     @property
     def _has_leaf(self) -> bool:
@@ -359,7 +336,7 @@ class BackupAgain(Backup):
 
 
 class Stale(Asynchronous):
-    """A policy with an update per gradient and bounded staleness; see `Policy`."""
+    """A policy with an update per gradient and bounded staleness."""
 
     def __init__(
         self, queue: LeafQueue, learners: int, version: int = 0, max_staleness: int = 0
@@ -376,19 +353,17 @@ class Stale(Asynchronous):
         return None if first.step - oldest > self._most else super().begin(learner)
 
 
-SYNCHRONY: dict[str, Callable[[LeafQueue, SynchronyConfig, int], Policy]] = {
-    BACKUP: lambda queue, c, learners: (BackupAgain if c.dropped == "again" else Backup)(
-        queue, learners, queue.leaves.first_step, c.backup_workers
+SYNCHRONY: dict[str, Callable[[SynchronyConfig], Callable[[LeafQueue, int, int], Policy]]] = {
+    BACKUP: lambda config: partial(
+        BackupAgain if config.dropped == "again" else Backup, backup_workers=config.backup_workers
     ),
-    STALE: lambda queue, c, learners: Stale(
-        queue, learners, queue.leaves.first_step, c.max_staleness
-    ),
-    ASYNCHRONOUS: lambda queue, c, learners: Asynchronous(
-        queue, learners, queue.leaves.first_step, c.gradients_per_update
+    STALE: lambda config: partial(Stale, max_staleness=config.max_staleness),
+    ASYNCHRONOUS: lambda config: partial(
+        Asynchronous, gradients_per_update=config.gradients_per_update
     ),
 }
 """The policies by `synchrony.mode`. Versions count all updates, including those of warm steps."""
 
 
 def make_policy(config: SynchronyConfig, leaves: Leaves, learners: int) -> Policy:
-    return SYNCHRONY[config.mode](LeafQueue(leaves), config, learners)
+    return SYNCHRONY[config.mode](config)(LeafQueue(leaves), learners, leaves.first_step)
