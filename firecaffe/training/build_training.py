@@ -47,6 +47,7 @@ from firecaffe.training.given_parts import Parts, about_of, open_parts
 from firecaffe.training.learner import Learner, build_learner, connect, make_steps
 from firecaffe.training.loop import Training, groups_of
 from firecaffe.training.loop import train as run_training
+from firecaffe.training.modes.served.real_ranks import WorkerRank
 from firecaffe.training.modes.served.served_mode import Served, facts_of
 from firecaffe.training.parallel.auto_layout import LayoutChoice, choose_layout, notes_of_layout
 from firecaffe.training.parallel.mesh import Mesh, make_mesh
@@ -351,13 +352,12 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
 def _work(world: World, learner: Learner, plugins: Any, recipe: Recipe, store: Any) -> Result:
     served = learner.mode
     assert isinstance(served, Served)
-    assert served.real is not None
     assert world.watch is not None
     say(f"rank {world.rank} computes for rank 0 on {world.watch.hosts[0]}")
     batches = around_batches(plugins, learner.batches, world)
-    ranks = served.ranks(recipe, world, served.real, batches, {}, store)
+    rank = WorkerRank(world, served.holding, served.coder, batches, recipe, store=store)
     with report_faults(world), StopRequest() as stop:
-        return ranks.work(lambda: stop.reason)
+        return rank.work(lambda: stop.reason)
 
 
 def check_same(own: Mapping[str, Any], of_run: Mapping[str, Any]) -> None:

@@ -7,14 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch._C._distributed_c10d import Store
-
-from firecaffe.cluster.world import World
 from firecaffe.data import SampleOrder
-from firecaffe.data.batches import TrainBatches
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.run import Run
-from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.clock import SimulatedClock, seconds_of
 from firecaffe.synchrony.config import FIRST, NO_LOCK, SHARDED, SynchronyConfig
@@ -26,7 +21,7 @@ from firecaffe.training.modes.served.coder import make_coder
 from firecaffe.training.modes.served.lockless import Rule, SharedWeights
 from firecaffe.training.modes.served.owners import Owners
 from firecaffe.training.modes.served.real_clock import RealClock
-from firecaffe.training.modes.served.real_ranks import RealRanks
+from firecaffe.training.modes.served.real_ranks import RealRank, ServerRank, WorkerRank
 from firecaffe.training.modes.served.server import LateRule, Server, late_rule
 from firecaffe.training.modes.served.server_memory import ServerMemory
 from firecaffe.training.modes.served.server_steps import LoggedClock, Progress, ServedStepper
@@ -197,9 +192,9 @@ class Served(ModeParts, NumbersOfParts):
             coder=self.coder,
         )
         if linked.source is None and self.real is not None:
-            ranks = self._ranks(self.real, linked)
-            served = stepper(source=self.clock, contributions=self.real, tell=ranks.tell)
-            return Steps(served, linked.ahead, ranks)
+            rank = self._rank(self.real, linked)
+            served = stepper(source=self.clock, contributions=self.real, tell=rank.tell)
+            return Steps(served, linked.ahead, rank)
         # All gradients are computed here.
         computed = LazyContributions(self.server, self.holding.forward, linked.batches, self.coder)
         if linked.source is None:
@@ -207,7 +202,7 @@ class Served(ModeParts, NumbersOfParts):
         linked.source.add_follower(self.clock.follow)
         return Steps(stepper(source=linked.source, contributions=computed), linked.ahead)
 
-    def _ranks(self, clock: RealClock, linked: Linked) -> RealRanks:
+    def _rank(self, clock: RealClock, linked: Linked) -> RealRank:
         run, world = linked.run, linked.mesh.world
         whole = KeptTraining(
             run=run,
@@ -219,36 +214,12 @@ class Served(ModeParts, NumbersOfParts):
             server=self.server,
             coder=self.coder,
         )
-        learners = run.recipe.synchrony.num_learners(world.world_size)
-        facts = facts_of(run, linked.probe, learners)
         meet = partial(self.keeper.meet, whole)
-        return self.ranks(run.recipe, world, clock, linked.batches, facts, meet=meet)
-
-    def ranks(
-        self,
-        recipe: Recipe,
-        world: World,
-        clock: RealClock,
-        batches: TrainBatches,
-        facts: Mapping[str, Any],
-        store: Store | None = None,
-        meet: Callable[[], Holders] = Holders,
-    ) -> RealRanks:
-        """Return this rank under the real clock; see `RealRanks`."""
-        forward, named = self.holding.forward, self.holding.named
-        return RealRanks(
-            world=world,
-            clock=clock,
-            forward=forward,
-            named=named,
-            coder=self.coder,
-            batches=batches,
-            words=recipe.synchrony,
-            exchange=recipe.exchange,
-            facts=facts,
-            store=store,
-            meet=meet,
-        )
+        parts = world, self.holding, self.coder, linked.batches, run.recipe, meet
+        if not world.is_first:
+            return WorkerRank(*parts)
+        learners = run.recipe.synchrony.num_learners(world.world_size)
+        return ServerRank(*parts, clock=clock, facts=facts_of(run, linked.probe, learners))
 
     def row(self, steps: int) -> Mapping[str, Any] | None:
         measured = {} if self.real is None else self.real.row

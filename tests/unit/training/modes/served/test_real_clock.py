@@ -36,7 +36,7 @@ from firecaffe.training.modes.served.real_clock import (
     LostRank,
     RealClock,
 )
-from firecaffe.training.modes.served.real_ranks import RealRanks
+from firecaffe.training.modes.served.real_ranks import ServerRank
 from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory
 from firecaffe.training.modes.served.work_gradient import Contribution
 from tests.kit.training_fixtures import Patch
@@ -164,9 +164,9 @@ def test_a_rank_that_goes_away_does_not_hide_why_the_training_ends(monkeypatch: 
     def end(*_: object) -> None:
         raise PeerLostError("rank 1 went away")
 
-    ranks = object.__new__(RealRanks)
-    monkeypatch.setattr(RealRanks, "_end", end)
-    with pytest.raises(NotFiniteError), ranks._sending_errors():
+    rank = object.__new__(ServerRank)
+    monkeypatch.setattr(ServerRank, "_end", end)
+    with pytest.raises(NotFiniteError), rank._sending_errors():
         raise NotFiniteError("the loss is NaN")
 
 
