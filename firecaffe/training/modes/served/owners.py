@@ -6,7 +6,6 @@ from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -154,29 +153,21 @@ class OwnerLines:
 class Owners(Holders):
     hold_weights = True
 
-    @classmethod
-    def meet(cls, whole: KeptTraining) -> Self:
+    def __init__(self, whole: KeptTraining) -> None:
         """Divide a training's weights among all ranks, which all call it. Raises: PeerLostError."""
         world, recipe = whole.world, whole.run.recipe
-        store, per_rank = store_of(world), recipe.synchrony.in_flight
-        return cls(
-            OwnerLines(
-                store=store,
-                rank=world.rank,
-                size=world.world_size,
-                per_rank=per_rank,
-                timeout_s=recipe.exchange.timeout_s,
-            ),
-            whole,
-        )
-
-    def __init__(self, lines: OwnerLines, whole: KeptTraining) -> None:
-        self._owner_lines, self._whole = lines, whole
-        recipe = whole.run.recipe
         per_rank = recipe.synchrony.in_flight
+        self._owner_lines = lines = OwnerLines(
+            store=store_of(world),
+            rank=world.rank,
+            size=world.world_size,
+            per_rank=per_rank,
+            timeout_s=recipe.exchange.timeout_s,
+        )
+        self._whole = whole
         parcel = Parcel(whole.named)
         needs_whole = recipe.updates_whole_layers or whole.coder.remembers
-        shards = cut(parcel, len(lines.others) + 1, needs_whole)
+        shards = cut(parcel, world.world_size, needs_whole)
         clips = whole.server.clip_gradients > 0
         self._layout = OwnerLayout(whole.named, parcel, shards, whole.coder, clips)
         self._threads: list[Worker] = []
@@ -205,11 +196,9 @@ class Owners(Holders):
         return self._moved_by_rank
 
     def bench(self, bench: Workbench, place: int) -> Bench:
-        return OwnersBench(bench, self._carrier(place))
-
-    def _carrier(self, place: int) -> Carrier:
         lines = {rank: self._owner_lines.to_owner(rank, place) for rank in self._other_owners}
-        return Carrier(self._layout, self._owner_lines.rank, self._owner, lines)
+        carrier = Carrier(self._layout, self._owner_lines.rank, self._owner, lines)
+        return OwnersBench(bench, carrier)
 
     def tell(self, order: UpdateOrder) -> None:
         self._has_changed = True

@@ -86,7 +86,7 @@ class InShards(OnFirstRank):
         return replace(whole, applier=applier, memory=buffers_only, late_rule=LateRule())
 
     def meet(self, whole: KeptTraining) -> Holders:
-        return Owners.meet(whole)
+        return Owners(whole)
 
 
 class Lockless(InShards):
