@@ -51,48 +51,40 @@ from firecaffe.training.updates.spread import Found, Spread
 
 @dataclass
 class LocalOutcome:
-    """The outcome of a local step: this rank's part, and later the sums over all ranks."""
+    """The outcome of a local step: this rank's part, and later that of all ranks."""
 
-    step: int
-    samples: int
-    """The samples of all replicas."""
-    weight: float
-    """The samples as a number of full micro-batches."""
     losses: dict[int, Tensor]
     """The sum of the losses of each of this rank's replicas, shape (1,), by number."""
     counts: Tensor
     """The task's counts, and the number of replicas here whose gradient is not finite."""
-    metrics: Sequence[str]
     times: StepMarks
     replicas: int
+    outcome_of: Callable[[Found], Outcome]
+    """Makes the outcome of all ranks from their sums."""
     ask: Callable[[], None]
     """Makes all ranks sum what is not summed yet."""
-    sums: Tensor | None = None
-    """The sums over all ranks; see `Outcome.checked`."""
+    summed: Outcome | None = None
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
         """Wait for the sums. All ranks read the same outcomes in order; see `Outcome.read`."""
-        if self.sums is None:
+        if self.summed is None:
             self.ask()
-        return self._outcome().read(look)
+        assert self.summed is not None
+        return self.summed.read(look)
 
     def take(self, loss: Tensor, counts: Tensor, votes: Tensor) -> None:
         """Set the sums over all ranks. Raises: NotFiniteError, on all ranks."""
-        self.sums = torch.cat([loss.reshape(1), counts[:-1], votes])
-        outcome, broken = self._outcome(), int(counts[-1])
-        if broken:
+        sums = torch.cat([loss.reshape(1), counts[:-1], votes])
+        checked = Found(sums, torch.ones(1, dtype=torch.bool), torch.zeros(()), ())
+        self.summed = outcome = self.outcome_of(checked)
+        if broken := int(counts[-1]):
             error = NotFiniteError(
                 f"the loss is {outcome.loss:.4g}; the gradients of {broken} of {self.replicas} "
                 "replicas are not finite"
             )
-            error.step = self.step + 1
+            error.step = outcome.step + 1
             raise error
         outcome.check_finite()
-
-    def _outcome(self) -> Outcome:
-        assert self.sums is not None
-        checked = Found(self.sums, torch.ones(1, dtype=torch.bool), torch.zeros(()), ())
-        return Outcome(self.step, self.samples, self.weight, self.metrics, checked, self.times)
 
 
 class LocalSums:
@@ -304,15 +296,13 @@ class LocalStepper:
         computed = queue.mark()
         times.set_sums(Totals((), counts, computed, computed, ()))
         samples = order.samples_in_step(step)
+        weight, metrics = samples / order.micro_batch_size, holding.forward.task.counted
         return LocalOutcome(
-            step=step,
-            samples=samples,
-            weight=samples / order.micro_batch_size,
             losses=losses,
             counts=counts,
-            metrics=holding.forward.task.counted,
             times=times,
             replicas=self.num_replicas,
+            outcome_of=partial(Outcome, step, samples, weight, metrics, times=times),
             ask=partial(self.sums.sum_now, self.sharers),
         )
 
