@@ -62,7 +62,7 @@ class Again:
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Put the weights that evaluations use in place, for a `with` block."""
-        return self._stepper.update.evaluating()
+        return self.learner.update.evaluating()
 
     @property
     def updates(self) -> int:

@@ -162,15 +162,15 @@ def fit(parallel: ParallelConfig, folder: Path) -> dict[str, int]:
     )
 
     def run_training(t: LoopTraining, records: Records) -> Result:
-        activations = Activations(t.steps.stepper.holding.forward.model.parameters())
+        activations = Activations(t.learner.holding.forward.model.parameters())
         with torch.autograd.graph.saved_tensors_hooks(activations.pack, lambda kept: kept.tensor):
             result = train(t, records)
         assert isinstance(t.steps.stepper, EveryStep)
-        assert isinstance(t.steps.stepper.update, EveryRank)
+        assert isinstance(t.learner.update, EveryRank)
         for name in ("parameter", "optimizer"):
             parts = t.state.pieces[name].parts().values()
             held[name] = sum(nbytes(part.tensors) for part in parts)
-        held["gradient"] = nbytes(bucket.flat for bucket in t.steps.stepper.update.reducer.buckets)
+        held["gradient"] = nbytes(bucket.flat for bucket in t.learner.update.reducer.buckets)
         held["activation"] = activations.most
         return result
 

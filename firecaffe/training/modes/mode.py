@@ -15,7 +15,6 @@ from firecaffe.recipe.run import Run
 from firecaffe.synchrony.log import LogReader
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import LossRise, NoLossRise
-from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import (
     EveryStep,
     FixedShares,
@@ -42,12 +41,6 @@ class PendingStep(Protocol):
 
 
 class Mode(Protocol):
-    @property
-    def holding(self) -> Holding: ...
-
-    @property
-    def update(self) -> EveryRank: ...
-
     @property
     def behind(self) -> int:
         """The number of the latest steps whose outcome cannot be read yet."""

@@ -24,7 +24,6 @@ from torch import Tensor, optim
 
 from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.group import Group
-from firecaffe.data import SampleOrder
 from firecaffe.data.batches import PrefetchedBatches
 from firecaffe.errors import NotFiniteError
 from firecaffe.exchange.leaves import tree_sum
@@ -33,7 +32,6 @@ from firecaffe.gradients.totals import Totals
 from firecaffe.solvers.outer_optimizer import Outer
 from firecaffe.synchrony.rounds import Round, Rounds
 from firecaffe.training.forward import Forward
-from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.replicas import Fragment, Moments, Replica, Replicas, copy
 from firecaffe.training.outcome import (
@@ -232,14 +230,6 @@ class LocalStepper:
     _have_parted: bool = field(default=False, init=False)
 
     @property
-    def holding(self) -> Holding:
-        return self.synchronous.holding
-
-    @property
-    def update(self) -> EveryRank:
-        return self.synchronous.update
-
-    @property
     def behind(self) -> int:
         if not self._have_parted:
             return self.synchronous.behind
@@ -267,7 +257,7 @@ class LocalStepper:
             self._apply(self._under_way, outcome, learning_rate)
         for round_ in self.rounds.taken(done):
             average = self.averages[round_.fragment]
-            votes = pack_votes(vote(), self.holding.forward.device)
+            votes = pack_votes(vote(), self.synchronous.holding.forward.device)
             losses = {
                 replica.number: self.sums.losses(replica.number) for replica in self.replicas.own
             }
@@ -282,7 +272,8 @@ class LocalStepper:
         return outcome
 
     def _train(self, step: int, learning_rate: float) -> LocalOutcome:
-        queue, order, holding = self.update.queue, self._order, self.holding
+        order, holding = self.ahead.order, self.synchronous.holding
+        queue = self.synchronous.update.queue
         times = StepMarks(queue, len(self.leaves), holding.spent)
         fetch = times.timed(partial(self.synchronous.batches.train_batch, step))
         losses: dict[int, Tensor] = {}
@@ -309,12 +300,13 @@ class LocalStepper:
     def _update(
         self, replica: Replica, step: int, learning_rate: float, fetch: FetchBatch
     ) -> tuple[Tensor, Tensor]:
-        holding, update = self.holding, self.updates[replica.number]
+        holding, update = self.synchronous.holding, self.updates[replica.number]
+        order = self.ahead.order
         leaves_per_replica = update.reducer.num_leaves
         first = replica.number * leaves_per_replica
         leaves = range(first, first + leaves_per_replica)
-        samples = samples_of(self._order, step, leaves)
-        weight = samples / self._order.micro_batch_size
+        samples = sum(order.samples_in_leaf(step, leaf) for leaf in leaves)
+        weight = samples / order.micro_batch_size
         update.begin(weight, range(leaves_per_replica), holding.counts)
         holding.begin_step(leaves[0])
         for place, ready in enumerate(holding.run(step, leaves, fetch)):
@@ -345,12 +337,3 @@ class LocalStepper:
             self.replicas.take(average.fragment)
         else:
             self.replicas.follow(average.fragment)
-
-    @property
-    def _order(self) -> SampleOrder:
-        return self.ahead.order
-
-
-def samples_of(order: SampleOrder, step: int, leaves: range) -> int:
-    there, size = order.samples_in_step(step), order.micro_batch_size
-    return min(there, leaves.stop * size) - min(there, leaves.start * size)

@@ -23,14 +23,12 @@ from firecaffe.synchrony.log import EVENTS, Lines, head
 from firecaffe.synchrony.server_policies import Leaves, Update
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import server_advice
-from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.served.coder import Coder, are_finite
 from firecaffe.training.modes.served.server import Server, UpdateSettings
 from firecaffe.training.modes.served.work_gradient import Contribution, Contributions, UpdateOrder
 from firecaffe.training.outcome import Outcome, Timings, Votes, pack_votes
 from firecaffe.training.piece import Numbers, NumbersOfParts
-from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.spread import Found
 from firecaffe.transport.queue import Mark
 
@@ -147,14 +145,6 @@ class ServedStepper:
     _staleness: deque[int] = field(default_factory=partial(deque, maxlen=RECENT), init=False)
 
     @property
-    def holding(self) -> Holding:
-        return self.warm.holding
-
-    @property
-    def update(self) -> EveryRank:
-        return self.warm.update
-
-    @property
     def behind(self) -> int:
         return self.warm.behind
 
@@ -172,7 +162,8 @@ class ServedStepper:
         if is_warm:
             return self.warm.run(step, learning_rate, vote)
         settings = UpdateSettings(step, learning_rate, self.warm.momentum(step), delay)
-        queue, forward, order = self.update.queue, self.holding.forward, self.server.order
+        queue, forward = self.warm.update.queue, self.warm.holding.forward
+        order = self.server.order
         start = queue.mark()
         window = _Window(forward.zero_counts(), len(self.server.named))
         until = self.plan.before(step + 1)
