@@ -1,4 +1,4 @@
-"""Proves what a schedule computes by running it on symbols instead of numbers.
+"""Interprets a schedule in one process, and proves what it computes by running it on symbols.
 
 Every rank, or every leaf of the inputs, starts with its symbol. A sum is an unordered pair of
 earlier sums: IEEE addition commutes, so only the pairing decides the bits. `check` refuses a
@@ -6,12 +6,13 @@ schedule whose meaning would depend on timing.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import TypeVar
 
 from firecaffe.exchange.all_to_all import block
-from firecaffe.exchange.leaves import Node, sum_of_nodes, tree_sum
+from firecaffe.exchange.leaves import leaves_of, sum_of_nodes, tree_sum
 from firecaffe.exchange.schedule import (
     ALL_GATHER,
     ALL_TO_ALL,
@@ -20,8 +21,9 @@ from firecaffe.exchange.schedule import (
     VECTOR,
     Schedule,
     Transfer,
-    shards,
 )
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,52 +59,63 @@ def prove(schedule: Schedule) -> Proof:
     symbols = schedule.num_leaves or schedule.world_size
     sums = _Sums(symbols)
     tree = tree_sum(range(symbols), sums.add)
-    cuts = _cuts(schedule)
-    segment_at = {start: index for index, start in enumerate(cuts)}
-    inputs = [_of_node(node, symbols, sums) for of_rank in schedule.inputs for node in of_rank]
-    nodes = [node for of_rank in schedule.inputs for node in of_rank]
-    of_nodes = sum_of_nodes(nodes, inputs, symbols, sums.add) if inputs else sums.nothing
-    # held[rank][segment] is the number of the sum that the rank holds there.
-    first = [sums.nothing] * schedule.world_size if inputs else range(schedule.world_size)
-    if inputs and schedule.world_size == 1:
-        first = [of_nodes]
-    held = [[value] * (len(cuts) - 1) for value in first]
-    kept: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    slices = len(schedule.ends) - 1
+    first: Iterable[int] = range(symbols)
+    if schedule.inputs:
+        first = (tree_sum(leaves_of(node, symbols), sums.add) for node in chain(*schedule.inputs))
+    vectors = [[value] * slices for value in first]
+    held = outcome(schedule, vectors, [sums.nothing] * slices, sums.add)
+    return _judge(schedule, held, sums, tree)
+
+
+def outcome(
+    schedule: Schedule,
+    vectors: Sequence[Sequence[T]],
+    nothing: Sequence[T],
+    add: Callable[[T, T], T],
+) -> list[list[T]]:
+    """Return what each rank holds in the end, by slice between two of the schedule's ends.
+
+    vectors: the slices of each rank's vector, or of each input. nothing: those of a vector that
+    holds nothing yet. `add` is commutative, and changes neither of its arguments.
+    """
+    nodes = [*chain(*schedule.inputs)]
+    if nodes and schedule.world_size == 1:
+        whole = zip(*vectors, strict=True)
+        return [[sum_of_nodes(nodes, values, schedule.num_leaves, add) for values in whole]]
+    held = [list(nothing) for _ in schedule.inputs] or [list(vector) for vector in vectors]
+    index_of = {end: index for index, end in enumerate(schedule.ends)}
+    kept: dict[tuple[int, int], dict[int, T]] = defaultdict(dict)
     for round_ in schedule.rounds:
-        arriving: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
-        written: dict[tuple[int, int], int] = {}
+        arriving: dict[tuple[int, int], dict[int, T]] = defaultdict(dict)
+        written: dict[tuple[int, int], T] = {}
         for t in round_:
-            for segment in range(segment_at[t.start], segment_at[t.stop]):
-                place = t.destination, segment
-                value = held[t.source][segment] if t.reads == VECTOR else inputs[t.reads]
-                if t.reduce and t.reads != VECTOR:
-                    kept[place].append((t.reads, value))
-                elif t.reduce:
-                    arriving[place].append((t.source, value))
+            source = held[t.source] if t.reads == VECTOR else vectors[t.reads]
+            for index in range(index_of[t.start], index_of[t.stop]):
+                place = t.destination, index
+                if not t.reduce:
+                    written[place] = source[index]
+                elif t.reads == VECTOR:
+                    arriving[place][t.source] = source[index]
                 else:
-                    written[place] = value
-        for (rank, segment), parts in list(kept.items()):
-            local_inputs = schedule.own_inputs(rank)
-            if len(parts) + len(local_inputs) >= len(inputs):
-                del kept[rank, segment]
-                # The tree needs every node exactly once.
-                is_tree = sorted([*local_inputs, *(number for number, _ in parts)]) == [
-                    *range(len(inputs))
-                ]
-                written[rank, segment] = of_nodes if is_tree else sums.nothing
-        for (rank, segment), parts in arriving.items():
-            parts.append((rank, held[rank][segment]))
-            written[rank, segment] = tree_sum([value for _, value in sorted(parts)], sums.add)
-        for (rank, segment), value in written.items():
-            held[rank][segment] = value
-    return _judge(schedule, held, cuts, sums, tree)
+                    kept[place][t.reads] = source[index]
+        for (rank, index), parts in arriving.items():
+            parts[rank] = held[rank][index]
+            written[rank, index] = tree_sum([parts[source] for source in sorted(parts)], add)
+        for (rank, index), parts in list(kept.items()):
+            parts = parts | {own: vectors[own][index] for own in schedule.own_inputs(rank)}
+            if len(parts) == len(nodes):
+                del kept[rank, index]
+                in_order = [parts[number] for number in sorted(parts)]
+                written[rank, index] = sum_of_nodes(nodes, in_order, schedule.num_leaves, add)
+        for (rank, index), value in written.items():
+            held[rank][index] = value
+    return held
 
 
-def _judge(
-    schedule: Schedule, held: list[list[int]], cuts: list[int], sums: _Sums, tree: int
-) -> Proof:
+def _judge(schedule: Schedule, held: list[list[int]], sums: _Sums, tree: int) -> Proof:
     # Compare what each rank must have in the end, by kind, with what it holds.
-    p = schedule.world_size
+    p, cuts = schedule.world_size, schedule.ends
     owners = [
         owner
         for owner, (start, stop) in enumerate(schedule.own_shards)
@@ -133,22 +146,6 @@ def _judge(
         complete=sums.all_exact and all(sums.ranks[result] == sums.everybody for result in results),
         in_tree_order=all(value == tree for value in results),
     )
-
-
-def _of_node(node: Node, num_leaves: int, sums: _Sums) -> int:
-    leaves = range(node.index << node.level, min((node.index + 1) << node.level, num_leaves))
-    return tree_sum(leaves, sums.add)
-
-
-def _cuts(schedule: Schedule) -> list[int]:
-    ends = (end for t in schedule.transfers() for end in (t.start, t.stop))
-    of_shards = (end for slice_ in schedule.own_shards for end in slice_)
-    if schedule.kind in (REDUCE_SCATTER, ALL_GATHER):
-        return sorted({0, schedule.num_elements, *ends, *of_shards})
-    if schedule.kind == ALL_TO_ALL:
-        blocks = shards(schedule.num_elements, schedule.world_size**2)
-        return sorted({0, *(end for slice_ in blocks for end in slice_)})
-    return sorted({0, schedule.num_elements, *ends})
 
 
 def check(schedule: Schedule) -> None:

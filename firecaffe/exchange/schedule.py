@@ -2,8 +2,8 @@
 
 A `Schedule` says which rank sends which slice to which. It is asked for one rank's rounds at a
 time, because thousands of ranks have millions of transfers. It is executed over a process group
-(`transport.execute`), interpreted in one process (`measure.known_sum`), priced (`planner.price`),
-proved (`exchange.proof`) and drawn (`exchange.draw`); the last four use the union over ranks.
+(`transport.execute`), interpreted in one process and proved (`exchange.proof`), priced
+(`planner.price`) and drawn (`exchange.draw`); the last four use the union over ranks.
 
 Every rank has one vector, in which the schedule begins and ends (`VECTOR`). A rank that holds
 several nodes of the micro-batch tree has a read-only input for each instead, and an empty vector.
@@ -161,6 +161,16 @@ class Schedule:
     def transfers(self) -> Iterable[Transfer]:
         """Yield the transfers of all rounds, one after the other."""
         return (transfer for round_ in self.rounds for transfer in round_)
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """The ends, from 0, of the slices that no transfer, shard or block cuts."""
+        slices = [(0, self.num_elements), *((t.start, t.stop) for t in self.transfers())]
+        if self.kind in (REDUCE_SCATTER, ALL_GATHER):
+            slices += self.own_shards
+        elif self.kind == ALL_TO_ALL:
+            slices += shards(self.num_elements, self.world_size**2)
+        return sorted({end for slice_ in slices for end in slice_})
 
     def elements_of_busiest_rank(self) -> int:
         """Return the most elements that one rank sends, or receives, in messages."""
