@@ -6,7 +6,7 @@ other shards have no meaning. Source: Thakur, Rabenseifner, Gropp 2005; Patarasu
 (ring).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -25,7 +25,6 @@ from firecaffe.exchange.schedule import (
     AVERAGE,
     BROADCAST,
     REDUCE_SCATTER,
-    OwnRound,
     Schedule,
 )
 
@@ -36,14 +35,13 @@ def half(make: MakeSchedule, kind: str) -> MakeSchedule:
     """Keep an all-reduce's rounds that add, for a reduce-scatter; else those that overwrite."""
 
     def schedule(world_size: int, num_elements: int) -> Schedule:
-        whole = make(world_size, num_elements)
-        return replace(
-            whole,
-            of_rank=partial(_half, whole, kind == REDUCE_SCATTER),
+        whole, adds = make(world_size, num_elements), kind == REDUCE_SCATTER
+        return whole.only(
+            lambda _, t: t.reduce == adds,
             kind=kind,
             num_messages=whole.num_messages // 2,
             sent_elements=whole.sent_elements // 2,
-            in_tree_order=kind != REDUCE_SCATTER or whole.in_tree_order,
+            in_tree_order=not adds or whole.in_tree_order,
         )
 
     return schedule
@@ -56,12 +54,6 @@ def average(make: MakeSchedule) -> MakeSchedule:
         return replace(make(world_size, num_elements), kind=AVERAGE)
 
     return schedule
-
-
-def _half(whole: Schedule, adds: bool, rank: int) -> Iterator[OwnRound]:
-    for number, transfers in whole.rounds_of(rank):
-        if transfers[0].reduce == adds:
-            yield number, transfers
 
 
 COLLECTIVES: dict[str, dict[str, MakeSchedule]] = {

@@ -9,7 +9,6 @@ Source: Li et al., OSDI 2014 (shards); the order of additions is that of `exchan
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 
@@ -63,9 +62,8 @@ def reduce_scatter(
     """Make only the rounds to the owners: each ends with the total of its shard."""
     whole = schedule(inputs, num_leaves, num_elements, early=early, cuts=cuts)
     p = len(inputs)
-    return replace(
-        whole,
-        of_rank=partial(_to_owners, whole),
+    return whole.only(
+        lambda _, t: t.reduce,
         kind=REDUCE_SCATTER,
         num_rounds=whole.num_rounds - 1,
         num_messages=whole.num_messages - p * (p - 1),
@@ -101,10 +99,6 @@ def _waves(inputs: Sequence[Sequence[Node]], num_leaves: int, early: bool) -> li
         for wave, node in [*zip(waves, before, strict=False), (waves[-1], last)]:
             wave[rank].append(start + nodes.index(node))
     return waves
-
-
-def _to_owners(whole: Schedule, rank: int) -> Iterator[OwnRound]:
-    return (own_round for own_round in whole.of_rank(rank) if own_round[0] <= whole.early_rounds)
 
 
 def _rounds(waves: Sequence[Wave], ends: Sequence[int], rank: int) -> Iterator[OwnRound]:

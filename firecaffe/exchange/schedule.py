@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from firecaffe.exchange.leaves import Node
 
@@ -141,22 +141,22 @@ class Schedule:
         """Whether a transfer is a read and a write of shared memory, instead of a message."""
         return t.source // self.ranks_per_memory == t.destination // self.ranks_per_memory
 
+    def only(self, keeps: Callable[[int, Transfer], bool], **changes: Any) -> "Schedule":
+        """Return the transfers that `keeps(number of the round, transfer)`, with changed fields."""
+
+        def of_rank(rank: int) -> Iterator[OwnRound]:
+            for number, transfers in self.rounds_of(rank):
+                yield number, [t for t in transfers if keeps(number, t)]
+
+        return replace(self, of_rank=of_rank, whole=None, **changes)
+
     def late(self) -> "Schedule":
         """Return the rounds after the early ones: no complete schedule, only to be priced."""
-        return replace(self, of_rank=self._late_of, early_rounds=0)
-
-    def _late_of(self, rank: int) -> Iterator[OwnRound]:
-        for number, transfers in self.rounds_of(rank):
-            if number >= self.early_rounds:
-                yield number - self.early_rounds, transfers
+        return self.only(lambda number, _: number >= self.early_rounds, early_rounds=0)
 
     def by_messages(self) -> "Schedule":
         """Return the schedule without the transfers through shared memory."""
-        return replace(self, of_rank=self._messages_of, ranks_per_memory=1)
-
-    def _messages_of(self, rank: int) -> Iterator[OwnRound]:
-        for number, transfers in self.rounds_of(rank):
-            yield number, [t for t in transfers if not self.in_memory(t)]
+        return self.only(lambda _, t: not self.in_memory(t), ranks_per_memory=1)
 
     def transfers(self) -> Iterable[Transfer]:
         """Yield the transfers of all rounds, one after the other."""
