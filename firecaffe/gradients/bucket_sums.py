@@ -87,15 +87,11 @@ class Fold:
         self._begun[index] = self._sum.begin(number, nodes, bucket.flat, index, begun, cuts)
 
     def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
+        begun = self._begun.pop(index, None)
         if cuts := self._cuts.get(bucket.members):
-            begun = self._begun.pop(index, None)
             self._sum.to_owners(dict(nodes), bucket.flat, cuts, begun)
-            return
-        if self.num_early:
-            total = self._sum.finish(dict(nodes), self._begun.pop(index))
         else:
-            total = self._sum([vector for _, vector in nodes])
-        bucket.flat.copy_(total)
+            bucket.flat.copy_(self._sum.finish(dict(nodes), begun))
 
 
 class CompressedSum:

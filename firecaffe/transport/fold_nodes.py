@@ -82,7 +82,7 @@ class NodeSum:
         ranks, inputs = range(self.world.world_size), self._inputs(vectors)
         return self._collectives.begin(name, make, like, ranks, inputs, number, place, begun)
 
-    def finish(self, vectors: Mapping[Node, Tensor], begun: Begun) -> Tensor:
+    def finish(self, vectors: Mapping[Node, Tensor], begun: Begun | None) -> Tensor:
         """Return the root, from nodes not sent early and those sent. Raises: PeerLostError."""
         return self._sum(self._inputs(vectors), 1, self._add, begun)
 
@@ -90,13 +90,13 @@ class NodeSum:
         self,
         vectors: Mapping[Node, Tensor],
         total: Tensor,
-        cuts: Sequence[int],
+        cuts: Sequence[int] = (),
         begun: Begun | None = None,
     ) -> None:
         """Write this rank's shard of the root into `total`, which may be one of the vectors.
 
-        vectors: those not sent early; they may be changed. cuts: ends of shards, from 0.
-        Raises: PeerLostError.
+        vectors: those not sent early; they may be changed. cuts: ends of shards, from 0, unless
+        shards are equal. Raises: PeerLostError.
         """
         name, make = self._to_owners(cuts)
         ranks, inputs = range(self.world.world_size), self._inputs(vectors)
@@ -121,15 +121,9 @@ class NodeSum:
 
     def scattered(self, vectors: Sequence[Tensor]) -> Tensor:
         """Return this rank's shard of the root; `vectors` may be changed. Raises: PeerLostError."""
-        if self.world.exchange_group is None:
-            return self._add(vectors)
-        total, ranks = vectors[0].new_empty(vectors[0].numel()), range(self.world.world_size)
-        make = partial(fold.reduce_scatter, self.nodes_of_rank, self.num_leaves)
-        inputs = dict(enumerate(vectors))
-        self._collectives.run(
-            REDUCE_SCATTER, make, total, ranks, inputs=inputs, sum_inputs=self._add
-        )
-        return total.view(len(ranks), -1)[self.world.rank]
+        total = vectors[0].new_empty(vectors[0].numel())
+        self.to_owners(dict(zip(self.own_nodes, vectors, strict=True)), total)
+        return total.view(self.world.world_size, -1)[self.world.rank]
 
     def _sum(
         self,
@@ -161,16 +155,11 @@ class NodeSum:
         return (REDUCE_SCATTER, tuple(cuts)), make
 
     def _make(self, grain: int) -> Callable[[int], Schedule]:
-        return partial(_schedule, self.nodes_of_rank, self.num_leaves, grain, self.num_early > 0)
+        early = self.num_early > 0
+        return partial(fold.schedule, self.nodes_of_rank, self.num_leaves, grain=grain, early=early)
 
     def _add(self, parts: Sequence[Tensor]) -> Tensor:
         return sum_of_nodes(self._nodes, parts, self.num_leaves, Tensor.add_)
-
-
-def _schedule(
-    nodes: Sequence[Sequence[Node]], num_leaves: int, grain: int, early: bool, num_elements: int
-) -> Schedule:
-    return fold.schedule(nodes, num_leaves, num_elements, grain, early)
 
 
 class NodeWire:
@@ -184,8 +173,8 @@ class NodeWire:
     def set_shares(self, shares: Shares) -> None:
         """Give ranks other nodes. All ranks call it between the same two sums."""
         self.shares = shares
-        self._nodes_of_rank = [[Node(0, index) for index in share] for share in shares]
-        self._sum = NodeSum(self.world, self._nodes_of_rank, self.num_nodes)
+        nodes_of_rank = [[Node(0, index) for index in share] for share in shares]
+        self._sum = NodeSum(self.world, nodes_of_rank, self.num_nodes)
 
     @property
     def own_nodes(self) -> list[int]:
@@ -213,7 +202,7 @@ class NodeWire:
             return payloads
         device = payloads[0].device
         if equal_lengths:
-            lengths = [[payloads[0].numel()] * len(nodes) for nodes in self._nodes_of_rank]
+            lengths = [[payloads[0].numel()] * len(share) for share in self.shares]
         else:
             lengths = self._lengths(payloads)
         longest = max(sum(of_rank) for of_rank in lengths)
@@ -227,7 +216,7 @@ class NodeWire:
         ]
 
     def _lengths(self, payloads: list[Tensor]) -> list[list[int]]:
-        counts = [len(nodes) for nodes in self._nodes_of_rank]
+        counts = [len(share) for share in self.shares]
         own = torch.zeros(max(counts), dtype=torch.int64, device=payloads[0].device)
         for index, payload in enumerate(payloads):
             own[index] = payload.numel()
@@ -236,7 +225,7 @@ class NodeWire:
 
     def _all_gather(self, vector: Tensor) -> list[Tensor]:
         """Gather vectors of equal length. In a ring every rank sends all of them but one."""
-        rows = [torch.empty_like(vector) for _ in self._nodes_of_rank]
+        rows = [torch.empty_like(vector) for _ in self.shares]
         with peers_may_be_lost(self.world):
             dist.all_gather(rows, vector, group=self.world.exchange_group)
         self.world.traffic.add((self.world.world_size - 1) * vector.nbytes)
