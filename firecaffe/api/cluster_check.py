@@ -22,7 +22,7 @@ from firecaffe.api.answer import (
 )
 from firecaffe.api.argument_checks import check_count, check_device, path_of, refuse_beside
 from firecaffe.api.recipe_argument import network_of, recipe_for, recipe_of
-from firecaffe.cluster.agree import agree, gather_text
+from firecaffe.cluster.agree import agree, gather_as, gather_text
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
@@ -130,9 +130,7 @@ def _steps(
         say(f"steps of {count} samples")
         gather_text(world, "")  # all at once, as in training
         steps.append(time_steps(recipe, world.device, count, STEP_S, _micro_batches(world, recipe)))
-    own = [dataclasses.asdict(times) for times in steps]
-    stated = [json.loads(text) for text in gather_text(world, json.dumps(own))]
-    return [[StepTimes(**_tuples(words)) for words in of_rank] for of_rank in stated]
+    return gather_as(world, steps, list[StepTimes])
 
 
 def _micro_batches(world: World, recipe: CheckedRecipe) -> int:
@@ -154,14 +152,8 @@ def _slowdown(
     beside = time_steps_beside_exchange(
         recipe, world, local, size, STEP_S, _micro_batches(world, recipe)
     )
-    beside_s = [float(text) for text in gather_text(world, repr(median(beside.compute_s)))]
+    beside_s = gather_as(world, median(beside.compute_s), float)
     return max(0.0, median(beside_s) / median(alone_s) - 1)
-
-
-def _tuples(words: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: tuple(value) if isinstance(value, list) else value for name, value in words.items()
-    }
 
 
 def _exchanges(

@@ -15,7 +15,7 @@ from firecaffe.api.answer import make_console
 from firecaffe.api.argument_checks import check_count, check_device, commas
 from firecaffe.api.exchange_bench_report import ExchangeTimes, make_report
 from firecaffe.api.exchange_rounds import MAX_WORLD_SIZE
-from firecaffe.cluster.agree import agree, gather_text
+from firecaffe.cluster.agree import agree, gather_json
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.hosts import Hosts
 from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
@@ -218,8 +218,7 @@ def run_rank(plan: BenchPlan) -> ExchangeTimes | None:
 def _measure(plan: BenchPlan, world: World, progress: Callable[[str], None]) -> dict[str, Any]:
 
     # torchrun numbers its agents; hosts of other launchers differ by name.
-    who = json.dumps([describe_environment(), os.environ.get("GROUP_RANK", "")])
-    stated = [json.loads(text) for text in gather_text(world, who)]
+    stated = gather_json(world, [describe_environment(), os.environ.get("GROUP_RANK", "")])
     nodes = [(environment["host"], group_rank) for environment, group_rank in stated]
     progress("the link")
     # Measure the network to another node if there is one, else the way to the next process.
@@ -240,7 +239,7 @@ def _measure(plan: BenchPlan, world: World, progress: Callable[[str], None]) -> 
     finally:
         if local is not None:
             local.close()
-    conditions = gather_text(world, json.dumps(asdict(conditions_since(before))))
+    conditions = gather_json(world, asdict(conditions_since(before)))
     return make_report(
         timings,
         link,
@@ -249,7 +248,7 @@ def _measure(plan: BenchPlan, world: World, progress: Callable[[str], None]) -> 
         threads=THREADS,
         nodes=nodes,
         environments=[environment for environment, _ in stated],
-        conditions=[json.loads(text) for text in conditions],
+        conditions=conditions,
         choices=_choices(plan, world, link, shares=local is not None),
     )
 

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -17,6 +18,9 @@ from typing_extensions import Buffer
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import AgreementError
+from firecaffe.schema import checked
+
+T = TypeVar("T")
 
 NamedTensors = Iterable[tuple[str, Tensor]]
 
@@ -54,6 +58,11 @@ def gather_text(world: Group, text: str) -> list[str]:
 def gather_json(world: Group, value: Any) -> list[Any]:
     """Return the values of all ranks, in rank order. They travel as JSON."""
     return [json.loads(text) for text in gather_text(world, json.dumps(value))]
+
+
+def gather_as(world: Group, value: T, kind: type[T]) -> list[T]:
+    """Return the values of all ranks, in rank order: dataclasses, or lists of some, of a kind."""
+    return [checked(words, kind) for words in gather_json(world, msgspec.to_builtins(value))]
 
 
 def gather_bytes(world: Group, data: bytes) -> list[bytes]:

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from firecaffe.cluster.agree import broadcast_text, differing_ranks, digest_each, gather_text
+from firecaffe.cluster.agree import broadcast_text, differing_ranks, digest_each, gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.buffers import BufferChanges
@@ -86,7 +86,7 @@ def run_probe(
     local_order = [*ready, *(index for index in range(len(parameters)) if index not in ready)]
     order = json.loads(broadcast_text(column or world, json.dumps(local_order)))
     stated = {**digests, **unused, **digest_each((beside or {}).items())}
-    by_rank = [json.loads(text) for text in gather_text(world, json.dumps(stated))]
+    by_rank = gather_json(world, stated)
     whole = dict(digests)
     for of_rank in by_rank:
         for name, digest_text in of_rank.items():

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from firecaffe.cluster.agree import differing_ranks, digest, gather_text
+from firecaffe.cluster.agree import differing_ranks, digest, gather_as
 from firecaffe.cluster.group import Traffic
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.errors import NotIdenticalError
@@ -129,8 +129,7 @@ def time_exchanges(
         times, fault = _time_size(world, make, size_bytes, repetitions)
         local_times.append(times)
         wrong = wrong or fault
-    text = json.dumps([wrong, [{k: vars(v) for k, v in times.items()} for times in local_times]])
-    stated = [json.loads(of_rank) for of_rank in gather_text(world, text)]
+    stated = gather_as(world, (wrong, local_times), tuple[str, list[dict[str, _OwnTimes]]])
     for rank, (fault, _) in enumerate(stated):
         if fault:
             raise NotIdenticalError(
@@ -142,7 +141,7 @@ def time_exchanges(
             name,
             routes.get(name),
             size_bytes,
-            [_OwnTimes(**times[i][name]) for _, times in stated],
+            [times[i][name] for _, times in stated],
         )
         for i, size_bytes in enumerate(sizes_bytes)
         for name in (*algorithms, *coded)

@@ -4,7 +4,6 @@ Hosts are paired as in a round-robin tournament, so n hosts need n - 1 turns and
 share a port.
 """
 
-import json
 import os
 import platform
 import socket
@@ -12,14 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
 
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import gather_as, gather_text
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.data import Batches, SampleOrder
 from firecaffe.inventory.findings import Inventory
@@ -113,8 +112,7 @@ def look_over(
         read,
         lookup_s,
     )
-    stated = [json.loads(text) for text in gather_text(world, json.dumps(asdict(facts)))]
-    return [_facts(entry) for entry in stated]
+    return gather_as(world, facts, RankFacts)
 
 
 def _name_lookup_s() -> float:
@@ -125,11 +123,6 @@ def _name_lookup_s() -> float:
         addresses = socket.getaddrinfo(host, 0, socket.AF_INET6, flags=mapped)
         socket.getnameinfo(addresses[0][4], 0)
     return time.perf_counter() - begun
-
-
-def _facts(entry: dict[str, Any]) -> RankFacts:
-    rates = {name: tuple(entry[name]) for name in ("matrix_flops", "copy_bytes_per_s")}
-    return RankFacts(**{**entry, **rates})
 
 
 def links_of(world: World, places: Sequence[object], say: Callable[[str], None]) -> list[PairLink]:
@@ -150,18 +143,7 @@ def links_of(world: World, places: Sequence[object], say: Callable[[str], None])
                 link = _measure(world, first, other, places[first] == places[other])
                 measured += [link] if world.rank == first else []
         gather_text(world, "")  # all end this turn before the next begins
-    stated = gather_text(world, json.dumps([asdict(link) for link in measured]))
-    return [
-        PairLink(
-            entry["first"],
-            entry["second"],
-            tuple(entry["latency_samples_s"]),
-            tuple(entry["bandwidth_samples_bytes_per_s"]),
-            entry["in_host"],
-        )
-        for text in stated
-        for entry in json.loads(text)
-    ]
+    return [*chain(*gather_as(world, measured, list[PairLink]))]
 
 
 def tournament(players: Sequence[int]) -> list[list[tuple[int, int]]]:

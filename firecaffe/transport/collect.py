@@ -1,6 +1,5 @@
 """Named tensors that ranks hold in parts: which rank holds what, and how to get them whole."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -9,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from firecaffe.cluster.agree import broadcast, gather_text
+from firecaffe.cluster.agree import broadcast, gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import AgreementError
@@ -85,8 +84,8 @@ def list_wholes(world: Group, parts: Mapping[str, HeldPart]) -> list[Whole]:
     ]
     kinds: dict[str, tuple[int, tuple[int, ...], str, int]] = {}
     holders: dict[str, list[Holder]] = {}
-    for rank, text in enumerate(gather_text(world, json.dumps(stated))):
-        for name, order, shape, dtype, dim, runs in json.loads(text):
+    for rank, of_rank in enumerate(gather_json(world, stated)):
+        for name, order, shape, dtype, dim, runs in of_rank:
             kind = order, tuple(shape), dtype, dim
             if kinds.setdefault(name, kind) != kind:
                 raise AgreementError(

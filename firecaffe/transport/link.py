@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from firecaffe.cluster.addresses import interface_of, own_addresses
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import gather_as
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import GLOO_INTERFACE
 from firecaffe.cluster.world import peers_may_be_lost
@@ -79,7 +79,7 @@ def measure_link(
     most_s: float = inf,
 ) -> MeasuredLink:
     """Measure a link in the exchange's group; all ranks call it. Raises: PeerLostError."""
-    group, measured = world.exchange_group, ""
+    group, measured = world.exchange_group, list[MeasuredLink]()
     if group is None or first == second:
         raise ValueError(f"a link has two ends; these are rank {first} and rank {second}")
     # Ranks that are neither end only wait. All get the first rank's figures. After `most_s` seconds
@@ -93,14 +93,8 @@ def measure_link(
             streams = bandwidth_samples_bytes_per_s(
                 group, peer, starts, world.device, least_stream_s, most_s=half_s
             )
-        measured = json.dumps(asdict(MeasuredLink(first, second, tuple(latencies), tuple(streams))))
-    stated = json.loads(gather_text(world, measured)[first])
-    return MeasuredLink(
-        stated["first"],
-        stated["second"],
-        tuple(stated["latency_samples_s"]),
-        tuple(stated["bandwidth_samples_bytes_per_s"]),
-    )
+        measured = [MeasuredLink(first, second, tuple(latencies), tuple(streams))]
+    return gather_as(world, measured, list[MeasuredLink])[first][0]
 
 
 def latency_samples_s(
