@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,33 +23,43 @@ from firecaffe.transport.fold_nodes import NodeSum, NodeWire
 from firecaffe.transport.run_schedule import Begun, Collectives
 
 
-class Combine(Protocol):
-    """A way to sum the workers' nodes of a bucket.
+class Combine:
+    """A way to sum the workers' nodes of a bucket."""
 
-    `top_level`: the tree level at which local sums stop; None: they continue as far as possible.
-    `takes_nodes`: the call receives this worker's nodes one by one; otherwise their sum. `lanes`:
-    how many buckets may be under way at once; bucket i uses lane i mod lanes, and each lane has a
-    thread. `takes_means`: gradients are divided by the step's weight before the call, not
-    afterwards.
-    """
+    top_level: int | None = None
+    """The tree level at which local sums stop; None: they continue as far as possible."""
+    takes_nodes = False
+    """Whether the call receives this worker's nodes one by one; otherwise their sum."""
+    takes_means = False
+    """Whether gradients are divided by the step's weight before the call, not afterwards."""
+    lanes = 1
+    """How many buckets may be under way at once; bucket i is in lane i mod lanes, a thread each."""
+    early: Sequence[Node] = ()
+    """This worker's nodes that `begin` sends, one after the other."""
+    num_early = 0
+    """The number of calls of `begin` for each bucket before its `__call__`."""
+    memory: CodecMemory | None = None
+    """What earlier steps have not sent, if gradients are encoded."""
 
-    @property
-    def top_level(self) -> int | None: ...
-    @property
-    def takes_nodes(self) -> bool: ...
-    @property
-    def lanes(self) -> int: ...
-    @property
-    def takes_means(self) -> bool: ...
+    def set_shares(self, shares: Shares) -> None:
+        """Give workers other shares. All ranks call it between the same two steps."""
+        raise NotImplementedError
+
+    def begin_step(self, scale: Tensor | None) -> None:
+        """Begin a step. `scale`, shape (), multiplies its gradients, but not the memory."""
+
+    def undo_step(self) -> None:
+        """Undo what the last step has changed in the memory."""
+
+    def begin(self, number: int, index: int, nodes: dict[Node, Tensor], bucket: Bucket) -> None:
+        """Run an early round of a bucket with this worker's node for the round, if it has one."""
+
     def __call__(self, index: int, nodes: list[tuple[Node, Tensor]], bucket: Bucket) -> None:
         """Replace the bucket's vector, which is the last of this worker's nodes, by the total."""
+        raise NotImplementedError
 
 
-class AllReduce:
-    top_level = None
-    takes_nodes = False
-    takes_means = False
-
+class AllReduce(Combine):
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self.lanes = exchange.lanes
@@ -61,27 +71,25 @@ class AllReduce:
 Cuts = Mapping[tuple[int, ...], Sequence[int]]
 
 
-class Fold:
+class Fold(Combine):
     """Sums the largest nodes of all workers, if their shares are not subtrees.
 
     A bucket with cuts is sent only to the owners of its shards.
     """
 
-    top_level = None
     takes_nodes = True
-    lanes = 1
-    takes_means = False
 
     def __init__(self, world: Group, num_leaves: int, shares: Shares, cuts: Cuts) -> None:
-        self._cuts = cuts
-        self._sum = NodeSum(world, inputs_of(num_leaves, shares), num_leaves, early=True)
-        self.num_early = self._sum.num_early
-        """The number of calls of `begin` for each bucket before its `__call__`."""
-        self.early = self._sum.own_early
+        self._world, self._num_leaves, self._cuts = world, num_leaves, cuts
+        self.set_shares(shares)
+
+    def set_shares(self, shares: Shares) -> None:
+        inputs = inputs_of(self._num_leaves, shares)
+        self._sum = NodeSum(self._world, inputs, self._num_leaves, early=True)
+        self.early, self.num_early = self._sum.own_early, self._sum.num_early
         self._begun: dict[int, Begun] = {}
 
     def begin(self, number: int, index: int, nodes: dict[Node, Tensor], bucket: Bucket) -> None:
-        """Run an early round of a bucket with this worker's node for the round, if it has one."""
         begun = self._begun.pop(index, None) if number else None
         cuts = self._cuts.get(bucket.members, ())
         self._begun[index] = self._sum.begin(number, nodes, bucket.flat, index, begun, cuts)
@@ -94,11 +102,12 @@ class Fold:
             bucket.flat.copy_(self._sum.finish(dict(nodes), begun))
 
 
-class CompressedSum:
+class CompressedSum(Combine):
     """Sums with a compressor, which encodes each node by itself on any number of workers."""
 
+    top_level: int
+    memory: CodecMemory
     takes_nodes = True
-    lanes = 1
     takes_means = True  # memory holds means, because the next step's weight may differ
 
     def __init__(
@@ -127,7 +136,6 @@ class CompressedSum:
         self.wire.set_shares(nodes)
 
     def begin_step(self, scale: Tensor | None) -> None:
-        """Begin a step. `scale`, shape (), multiplies its gradients, but not the memory."""
         self._scale, self._before_that = scale, self._before
         if scale is not None:
             self._before = {
@@ -154,10 +162,7 @@ Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]
 """A DDP communication hook: (state, bucket) -> future of the mean over ranks."""
 
 
-class Hooked:
-    top_level = None
-    takes_nodes = False
-    lanes = 1
+class Hooked(Combine):
     takes_means = True
 
     def __init__(

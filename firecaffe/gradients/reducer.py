@@ -46,6 +46,7 @@ from firecaffe.gradients.buckets import (
     views_like,
     with_early_tails,
 )
+from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.shards import Shards, all_of
@@ -103,10 +104,7 @@ class GradientReducer:
             for bucket in self.buckets
             for member, view in zip(bucket.members, bucket.views, strict=True)
         }
-        self.coded: CompressedSum | None = None  # without a compressor
-        self._combine: Combine
-        self._fold: Fold | None = None
-        self._choose_combine(hook)
+        self._combine = self._choose_combine(hook)
         self.queue, self._hooks = queue_of(counts.device), list[RemovableHandle]()
         self._threads: ExchangeThreads | None = None
         # A single worker also encodes in a thread: in the main thread torch may use several threads
@@ -128,21 +126,21 @@ class GradientReducer:
             return make_buckets(tensors, [[*ready_order, *late]], *settings)
         return with_early_tails(make_buckets(tensors, [ready_order, late], *settings), late.start)
 
-    def _choose_combine(self, hook: tuple[object, Hook] | None) -> None:
+    def _choose_combine(self, hook: tuple[object, Hook] | None) -> Combine:
         exchange, route, world = self.exchange, self.exchange.route, self.exchange.world
         if route.way == CODEC:
             layouts = [layout_of(bucket, self.names) for bucket in self.buckets]
             compressor = make_compressor(route.codec, layouts)
-            self._combine = self.coded = CompressedSum(
+            return CompressedSum(
                 world, compressor, self.num_leaves, route.level, len(self.parameters)
             )
-        elif route.way == HOOK:
+        if route.way == HOOK:
             assert hook is not None
-            self._combine = Hooked(exchange, *hook, self.parameters, self.buckets)
-        elif route.way == FOLD:
-            self.set_shares(equal_shares(self.num_leaves, world.world_size))
-        else:
-            self._combine = AllReduce(exchange)
+            return Hooked(exchange, *hook, self.parameters, self.buckets)
+        if route.way == FOLD:
+            shares = equal_shares(self.num_leaves, world.world_size)
+            return Fold(world, self.num_leaves, shares, self.shards.cuts)
+        return AllReduce(exchange)
 
     def _start_threads(self, device: torch.device) -> None:
         lanes = self._combine.lanes
@@ -171,12 +169,12 @@ class GradientReducer:
 
     def set_shares(self, shares: Shares) -> None:
         """Give workers other shares. All ranks call it between the same two steps."""
-        if self.coded is not None:
-            self.coded.set_shares(shares)
-            return
-        assert self.exchange.route.way == FOLD
-        fold = Fold(self.exchange.world, self.num_leaves, shares, self.shards.cuts)
-        self._fold = self._combine = fold
+        self._combine.set_shares(shares)
+
+    @property
+    def memory(self) -> CodecMemory | None:
+        """What earlier steps have not sent, if gradients are encoded."""
+        return self._combine.memory
 
     def begin_step(
         self,
@@ -195,8 +193,7 @@ class GradientReducer:
         """
         self._measures = measures
         self._total_weight, self._leaves, self._counts = total_weight, leaves, counts
-        if self.coded is not None:
-            self.coded.begin_step(scale)
+        self._combine.begin_step(scale)
         top_level = self._combine.top_level
         # A leaf has a tensor for each parameter, then the tail.
         self._counter: TreeSum[Leaf] = TreeSum(self.num_leaves, add_leaf, top_level)
@@ -231,18 +228,18 @@ class GradientReducer:
 
     def _begin_buckets(self) -> None:
         # A worker that has no node for an early round still receives the others' nodes.
-        fold, pending = self._fold, self._counter.pending
-        while fold is not None and self._early_rounds < fold.num_early:
+        combine, pending = self._combine, self._counter.pending
+        while self._early_rounds < combine.num_early:
             number, whole = self._early_rounds, list[tuple[Node, Leaf]]()
-            if number < len(fold.early):
-                if not pending or pending[-1][0] != fold.early[number]:
+            if number < len(combine.early):
+                if not pending or pending[-1][0] != combine.early[number]:
                     return
                 whole = [pending.pop()]
             self._early_rounds += 1
             assert self._threads is not None
             for index, bucket in enumerate(self.buckets):
                 nodes = {node: self._vector(bucket, leaf) for node, leaf in whole}
-                begin = partial(fold.begin, number, index, nodes, bucket)
+                begin = partial(combine.begin, number, index, nodes, bucket)
                 self._threads.submit(index, begin, nodes.values(), early=True)
 
     def _add_last(self, leaf: int, loss: Tensor | None, tail: Sequence[Tensor]) -> None:
@@ -289,7 +286,7 @@ class GradientReducer:
         self.used = [*map(bool, self._used if all(self._used) else used.tolist())]
         for index, is_used in enumerate(self.used):
             # A compressor's memory may arrive in a step that does not use the parameter.
-            has_any = is_used or (self.coded is not None and bool(self._view_of[index].any()))
+            has_any = is_used or (self.memory is not None and bool(self._view_of[index].any()))
             self._set_gradient(index, self._view_of[index] if has_any else None)
         tail, squares = [self._view_of[member] for member in self._tail_members], None
         if self._has_square:
@@ -301,8 +298,7 @@ class GradientReducer:
             rows.grad = None if mean is None else self.shards.own_part(self.names[index], mean)
 
     def undo_step(self) -> None:
-        if self.coded is not None:
-            self.coded.undo_step()
+        self._combine.undo_step()
 
     def gather_weights(self) -> None:
         """Gather the other ranks' rows of the weights through the buckets; only with shards.

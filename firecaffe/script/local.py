@@ -23,7 +23,6 @@ from firecaffe.errors import CheckpointError
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.buffers import BufferChanges
-from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.inventory.network_state import check_state
@@ -157,7 +156,7 @@ class LocalTraining:
         """
         start = {name: tensor.detach().clone() for name, tensor in self._named.items()}
         outer = self._outer.optimizer.state_dict()
-        parts = {} if self._memory is None else self._memory.parts()
+        parts = {} if self._reducer.memory is None else self._reducer.memory.parts()
         memory = {name: part.tensor.clone() for name, part in parts.items()}
         return {
             "steps": self.steps,
@@ -177,8 +176,8 @@ class LocalTraining:
                 f"the state of average_locally has the compressor's memory of another rank, none "
                 f"of rank {rank}; each rank saves its own state_dict() and loads that"
             )
-        if self._memory is not None:
-            self._memory.load(memory)
+        if self._reducer.memory is not None:
+            self._reducer.memory.load(memory)
         self.steps = int(state["steps"])
         for name, tensor in self._named.items():
             tensor.copy_(state["start"][name])
@@ -214,11 +213,6 @@ class LocalTraining:
     def _begin_round(self) -> None:
         self._buffers.begin_step()
         self._first_buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-
-    @property
-    def _memory(self) -> CodecMemory | None:
-        coded = self._reducer.coded
-        return None if coded is None else coded.memory
 
     def _after_step(self, *_: Any) -> None:
         self.steps += 1

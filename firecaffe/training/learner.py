@@ -326,9 +326,9 @@ def connect(
         for part, order in zip(summed, orders, strict=True)
     ]
     for place, reducer in enumerate(reducers):
-        if reducer.coded is not None:
+        if reducer.memory is not None:
             name = "compressor" if len(reducers) == 1 else f"compressor-{place}"
-            learner.state.add(name, learner.holding.memory(reducer.coded.memory))
+            learner.state.add(name, learner.holding.memory(reducer.memory))
     learner.state.check_all_loaded()
     return run, reducers, choice
 
