@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
@@ -119,7 +118,7 @@ class HookState:
                 world, per_host, self.exchange, self.compressor, sizes_bytes, None
             )
             torch.get_num_threads()  # fixes this thread's number before the other thread sets one
-            self._mean = RankMean(exchange, self.compressor)
+            self._mean = RankMean(exchange)
             self._worker = Worker("exchange", partial(begin_thread, device))
             if device.type == "cuda":
                 self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -308,8 +307,7 @@ def parallelize(
     if device.type == "cuda" and not {"device_ids", "output_device"} & bound.arguments.keys():
         bound.arguments["device_ids"] = [device]
     keep_freed_memory()
-    if not dist.is_initialized():
-        join_launched_world(device, timeout_s)
+    join_launched_world(device, timeout_s)
     parallel = Parallelized(*bound.args, **bound.kwargs)
     group = parallel.process_group
     if group.size() > 1:

@@ -283,8 +283,7 @@ def average_locally(
             "of the first one"
         )
     device = next(iter(trained.values())).device
-    if not dist.is_initialized():
-        join_launched_world(device, timeout_s)
+    join_launched_world(device, timeout_s)
     _check_rows(model, process_group)
     world, per_host = meet(process_group, device, timeout_s)
     words = (every, outer, outer_lr, outer_momentum, inner_momentum, exchange, compressor)

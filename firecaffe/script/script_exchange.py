@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import groupby
@@ -41,7 +41,9 @@ from firecaffe.transport.local_ranks import meet_local_ranks
 
 
 def join_launched_world(device: torch.device, timeout_s: float | None) -> None:
-    """Initialize `torch.distributed` from the launcher's environment. Raises LaunchError."""
+    """Initialize `torch.distributed` as the launcher says, unless it is. Raises LaunchError."""
+    if dist.is_initialized():
+        return
     make_world(device, TIMEOUT_S if timeout_s is None else timeout_s)
     # It runs at the program's end after the exchange threads' finalizers, which are younger.
     weakref.finalize(_leave, _leave)
@@ -83,18 +85,9 @@ def meet(
             # NCCL needs all ranks in a group's first operation; a schedule may start with some.
             dist.all_reduce(torch.zeros(1, device=device), group=exchange_group)
     world = Group(group.rank(), group.size(), device, exchange_group, exchange_group)
-    keys = gather_text(world, host_key())
-    per_host = ranks_per_host(keys)
+    per_host = ranks_per_host(gather_text(world, host_key()))
     size = per_host[0] if len(set(per_host)) == 1 else 1
-    return Group(
-        world.rank,
-        world.world_size,
-        device,
-        exchange_group,
-        exchange_group,
-        local_rank=world.rank % size,
-        local_world_size=size,
-    ), per_host
+    return replace(world, local_rank=world.rank % size, local_world_size=size), per_host
 
 
 def leave(world: Group) -> None:
@@ -189,10 +182,9 @@ class DDPBucket:
 
 
 class RankMean:
-    def __init__(self, exchange: Exchange, compressor: str) -> None:
-        self._world = exchange.world
-        self._exchange = exchange
-        self._compressor = compressor
+    def __init__(self, exchange: Exchange) -> None:
+        self._world, self._exchange = exchange.world, exchange
+        self._codec = exchange.route.codec
         self._wire = NodeWire(self._world, self._world.world_size)
         self._is_first_step = True
         self._places: dict[int, Tensor] = {}
@@ -214,9 +206,9 @@ class RankMean:
             buffer.div_(count)
             with peers_may_be_lost(self._world):
                 dist.all_reduce(buffer, group=self._world.exchange_group)
-        elif is_first_step or not (self._is_coded or self._exchange.route.shares_memory):
+        elif is_first_step or not (self._codec or self._exchange.route.shares_memory):
             self._exchange.all_reduce(buffer, divide_by=count)
-        elif self._is_coded:
+        elif self._codec:
             buffer.div_(count)
             self._reduce_coded(bucket)
         else:
@@ -226,10 +218,6 @@ class RankMean:
             self._exchange.all_reduce(place, divide_by=count)
             return place
         return buffer
-
-    @property
-    def _is_coded(self) -> bool:
-        return self._compressor != NO_COMPRESSOR
 
     def close(self) -> None:
         self._places.clear()
@@ -255,7 +243,7 @@ class RankMean:
         return place
 
     def _reduce_coded(self, bucket: DDPBucket) -> None:
-        check_encodable(self._compressor, bucket.buffer.dtype)
+        check_encodable(self._codec, bucket.buffer.dtype)
         coded = self._coded.get(bucket.index)
         if coded is None or not coded.holds(bucket.parameters):
             coded = self._lay_out(bucket, is_stale=coded is not None)
@@ -282,7 +270,7 @@ class RankMean:
             alignment=ROW,
         )
         layout = layout_of(aligned, names)
-        compressor = make_compressor(self._compressor, [layout])
+        compressor = make_compressor(self._codec, [layout])
         own = [key for key in self._memory if key.partition(".")[2] in names]
         memory = {key: self._memory.pop(key) for key in own}
         compressor.load_state(memory, [self._world.rank])

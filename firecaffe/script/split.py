@@ -4,7 +4,6 @@ import json
 import weakref
 from collections.abc import Mapping
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed import ProcessGroup
 
@@ -82,8 +81,7 @@ def split_layers(
             f"split_layers: the parameters are on {', '.join(devices)}; take one device"
         )
     device = next(model.parameters()).device
-    if not dist.is_initialized():
-        join_launched_world(device, timeout_s)
+    join_launched_world(device, timeout_s)
     world, _ = meet(process_group, device, timeout_s)
     num_parts = world.world_size if parts is None else parts
     if num_parts % world.world_size:

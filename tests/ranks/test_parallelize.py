@@ -23,6 +23,7 @@ import firecaffe
 from firecaffe import ExchangeConfig, Recipe, Result, SolverConfig, TrainConfig
 from firecaffe.cluster.world import World
 from firecaffe.errors import AgreementError, PeerLostError, RecipeError
+from firecaffe.exchange.route import find_route
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.script.script_exchange import DDPBucket, RankMean
 from firecaffe.transport.exchange import Exchange
@@ -180,7 +181,8 @@ def test_bfloat16_is_a_rounding_from_the_second_step_on(ranks: Ranks) -> None:
 def means_of(compressor: str, cuts: list[list[list[int]]]) -> list[list[Tensor]]:
     """What comes of the same gradients, step by step, with buckets that are cut so."""
     parameters = [torch.empty(shape) for shape in ((30, 20), (300,), (5,), (16, 40))]
-    mean = RankMean(Exchange.of_vectors(World(0, 1, torch.device("cpu")), "tree"), compressor)
+    route = find_route("tree", None, 1, codec=compressor)
+    mean = RankMean(Exchange(World(0, 1, torch.device("cpu")), route))
     generator = torch.Generator().manual_seed(0)
     steps = []
     for cut in cuts:
