@@ -105,29 +105,25 @@ def collect(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield whole tensors on rank 0's CPU; all ranks iterate to the end. Raises: PeerLostError."""
     for entry in listed:
-        local_part = parts.get(entry.name)
         if not world.is_first:
             for rows in (rows for rank, rows in entry.holders if rank == world.rank):
-                assert local_part is not None
                 with waiting(world), peers_may_be_lost(world):
-                    dist.send(local_part.on_host(rows), group_dst=0, group=world.group)
+                    dist.send(parts[entry.name].on_host(rows), group_dst=0, group=world.group)
             continue
         if entry.holders == ((0, None),):
-            assert local_part is not None
-            yield entry.name, local_part.on_host(None)
+            yield entry.name, parts[entry.name].on_host(None)
             continue
         whole = torch.empty(entry.shape, dtype=entry.dtype)
         for rank, rows in entry.holders:
             place = whole if rows is None else whole.narrow(entry.dim, rows.start, len(rows))
             if rank == 0:
-                assert local_part is not None
-                place.copy_(local_part.on_host(rows))
+                place.copy_(parts[entry.name].on_host(rows))
                 continue
-            if not place.is_contiguous():  # rows of another dimension than the first
-                _receive_apart(world, rank, place)
-                continue
+            arrived = place.contiguous()
             with waiting(world), peers_may_be_lost(world):
-                dist.recv(place, group_src=rank, group=world.group)
+                dist.recv(arrived, group_src=rank, group=world.group)
+            if not place.is_contiguous():  # rows of another dimension than the first
+                place.copy_(arrived)
         yield entry.name, whole
 
 
@@ -146,13 +142,6 @@ def gather_all(world: Group, parts: Mapping[str, HeldPart]) -> Iterator[tuple[st
             if not place.is_contiguous():  # rows of another dimension than the first
                 place.copy_(sent)
         yield entry.name, whole
-
-
-def _receive_apart(world: Group, rank: int, place: Tensor) -> None:
-    arrived = torch.empty_like(place, memory_format=torch.contiguous_format)
-    with waiting(world), peers_may_be_lost(world):
-        dist.recv(arrived, group_src=rank, group=world.group)
-    place.copy_(arrived)
 
 
 def _holders(
