@@ -2,16 +2,17 @@
 
 A direct reduce-scatter is the first round of the sharded parameter server, an all-gather its second
 round; a broadcast is the second half of a tree. Rank r has shard r; after a reduce-scatter its
-other shards have no meaning. Source: Thakur, Rabenseifner, Gropp 2005; Patarasuk and Yuan 2009
-(ring).
+other shards have no meaning. In an all-to-all, every rank sends a different block to every other
+rank: rank r begins with its row of p · p blocks and ends with its column. Source: Thakur,
+Rabenseifner, Gropp 2005; Patarasuk and Yuan 2009 (ring); Bruck et al. 1997, section 3 (the direct
+exchange).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 from firecaffe.exchange import (
-    all_to_all,
     find_schedule,
     parameter_server,
     ring,
@@ -25,7 +26,10 @@ from firecaffe.exchange.schedule import (
     AVERAGE,
     BROADCAST,
     REDUCE_SCATTER,
+    OwnRound,
     Schedule,
+    Transfer,
+    shard,
 )
 
 MakeSchedule = Callable[[int, int], Schedule]
@@ -56,6 +60,34 @@ def average(make: MakeSchedule) -> MakeSchedule:
     return schedule
 
 
+def all_to_all(world_size: int, num_elements: int) -> Schedule:
+    p, n = world_size, num_elements
+    stays = sum(stop - start for rank in range(p) for start, stop in [block(n, p, rank, rank)])
+    return Schedule(
+        "direct",
+        p,
+        n,
+        partial(_direct_rounds, p, n),
+        num_rounds=1,
+        num_messages=(p - 1) * p,
+        sent_elements=n - stays,
+        in_tree_order=True,  # nothing is added
+        kind=ALL_TO_ALL,
+    )
+
+
+def block(num_elements: int, world_size: int, source: int, destination: int) -> tuple[int, int]:
+    """Return the elements of the vector that rank `source` has for rank `destination`."""
+    return shard(num_elements, world_size * world_size, source * world_size + destination)
+
+
+def _direct_rounds(p: int, n: int, rank: int) -> Iterator[OwnRound]:
+    # Each rank starts with its next neighbor, so that not all send to one at once (incast).
+    others = [(rank + distance) % p for distance in range(1, p)]
+    pairs = [(rank, other) for other in others] + [(other, rank) for other in others]
+    yield 0, [Transfer(a, b, *block(n, p, a, b), reduce=False) for a, b in pairs]
+
+
 COLLECTIVES: dict[str, dict[str, MakeSchedule]] = {
     REDUCE_SCATTER: {
         "sharded_parameter_server": half(sharded_parameter_server.schedule, REDUCE_SCATTER),
@@ -69,7 +101,7 @@ COLLECTIVES: dict[str, dict[str, MakeSchedule]] = {
         "parameter_server": half(parameter_server.schedule, BROADCAST),
         "tree": half(tree.schedule, BROADCAST),
     },
-    ALL_TO_ALL: {"direct": all_to_all.schedule},
+    ALL_TO_ALL: {"direct": all_to_all},
 }
 """The collectives by kind, and by the all-reduce of which they are a part."""
 

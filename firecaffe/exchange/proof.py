@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TypeVar
 
-from firecaffe.exchange.all_to_all import block
+from firecaffe.exchange.collectives import block
 from firecaffe.exchange.leaves import leaves_of, sum_of_nodes, tree_sum
 from firecaffe.exchange.schedule import (
     ALL_GATHER,

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import ALGORITHMS, EXCHANGES
-from firecaffe.exchange.all_to_all import block
-from firecaffe.exchange.collectives import COLLECTIVES, average
+from firecaffe.exchange.collectives import COLLECTIVES, average, block
 from firecaffe.exchange.leaves import leaf_share, tree_sum
 from firecaffe.exchange.pieces import pieces
 from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, BROADCAST, shard
