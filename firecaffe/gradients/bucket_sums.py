@@ -242,7 +242,7 @@ class WeightGather:
         self, world: Group, shards: Shards, parameters: Mapping[str, nn.Parameter]
     ) -> None:
         self._shards, self._parameters = shards, list(parameters.items())
-        self._ranks = range(world.world_size)
+        self._world_size = world.world_size
         self._collectives = Collectives(world)
 
     def __call__(self, bucket: Bucket) -> None:
@@ -254,6 +254,6 @@ class WeightGather:
             local_part.copy_(self._shards.own_part(name, weight))
         cuts = self._shards.cuts[bucket.members]
         gather = half(partial(sharded_parameter_server.schedule, cuts=cuts), ALL_GATHER)
-        make = partial(gather, len(self._ranks))
-        self._collectives.run((ALL_GATHER, cuts), make, bucket.flat, self._ranks)
+        make = partial(gather, self._world_size)
+        self._collectives.run((ALL_GATHER, cuts), make, bucket.flat)
         torch._foreach_copy_(weights, list(bucket.views))

@@ -124,7 +124,7 @@ class PartGroup:
         ]
         torch.cat(list(parts), dim, out=places[self.group.rank])
         make = partial(find_collective(ALL_GATHER, "sharded_parameter_server"), size)
-        self.collectives.run(ALL_GATHER, make, vector, range(size))
+        self.collectives.run(ALL_GATHER, make, vector)
         return places
 
     def call(self, part: nn.Module, number: int, *inputs: Any) -> Tensor:

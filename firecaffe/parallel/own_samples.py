@@ -85,7 +85,7 @@ class SwapByMessages:
             if other != rank:
                 _head(blocks[rank, other], tensor.shape).copy_(tensor)
         make = partial(find_collective(ALL_TO_ALL, "direct"), size)
-        self._collectives.run(ALL_TO_ALL, make, vector, range(size))
+        self._collectives.run(ALL_TO_ALL, make, vector)
         return [
             given[rank] if other == rank else _head(blocks[other, rank], shape)
             for other, shape in enumerate(shapes)

@@ -138,7 +138,6 @@ def _exchange(
         ("halos", tuple(crossing), back, row),
         _schedule(group.group.world_size, [(way(piece), piece.length * row) for piece in crossing]),
         vector,
-        range(group.group.world_size),
     )
     return {piece: place for piece, place in places.items() if way(piece)[1] == group.group.rank}
 

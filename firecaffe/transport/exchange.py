@@ -169,4 +169,4 @@ class Exchange:
         return self.route.schedule(num_elements).by_messages()
 
     def _send(self, name: str, make: Callable[[int], Schedule], vector: Tensor, lane: int) -> None:
-        self._collectives.run(name, make, vector, range(self.world.world_size), lane)
+        self._collectives.run(name, make, vector, lane)

@@ -335,15 +335,13 @@ class PeerWork:
             self.work.wait()
 
 
-def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int) -> StartMessages:
+def one_by_one(world: Group, group: ProcessGroup, tag: int) -> StartMessages:
     """Return a function that starts messages, for a backend that matches tags, such as Gloo."""
 
     def start(messages: Sequence[PeerMessage]) -> list[PeerWork]:
         with peers_may_be_lost(world):
             works = [
-                group.send([tensor], ranks[peer], tag)
-                if is_send
-                else group.recv([tensor], ranks[peer], tag)
+                group.send([tensor], peer, tag) if is_send else group.recv([tensor], peer, tag)
                 for is_send, peer, tensor in messages
             ]
         return [PeerWork(work, world) for work in works]
@@ -351,7 +349,7 @@ def one_by_one(world: Group, group: ProcessGroup, ranks: Sequence[int], tag: int
     return start
 
 
-def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> StartMessages:
+def in_one_call(world: Group, group: ProcessGroup) -> StartMessages:
     """Return a function that starts a round's messages in one call, as NCCL needs it."""
 
     # NCCL matches by order, and its Works stand for the whole call; so nothing is posted ahead.
@@ -359,9 +357,7 @@ def in_one_call(world: Group, group: ProcessGroup, ranks: Sequence[int]) -> Star
         if not messages:
             return []
         operations = [
-            P2POp(
-                dist.isend if is_send else dist.irecv, tensor, group_peer=ranks[peer], group=group
-            )
+            P2POp(dist.isend if is_send else dist.irecv, tensor, group_peer=peer, group=group)
             for is_send, peer, tensor in messages
         ]
         with peers_may_be_lost(world):

@@ -79,8 +79,8 @@ class NodeSum:
         cuts: those of the `to_owners` that follows, if one does.
         """
         name, make = self._to_owners(cuts) if cuts else (1, self._make(1))
-        ranks, inputs = range(self.world.world_size), self._inputs(vectors)
-        return self._collectives.begin(name, make, like, ranks, inputs, number, place, begun)
+        inputs = self._inputs(vectors)
+        return self._collectives.begin(name, make, like, inputs, number, place, begun)
 
     def finish(self, vectors: Mapping[Node, Tensor], begun: Begun | None) -> Tensor:
         """Return the root, from nodes not sent early and those sent. Raises: PeerLostError."""
@@ -99,10 +99,8 @@ class NodeSum:
         shards are equal. Raises: PeerLostError.
         """
         name, make = self._to_owners(cuts)
-        ranks, inputs = range(self.world.world_size), self._inputs(vectors)
-        self._collectives.run(
-            name, make, total, ranks, inputs=inputs, sum_inputs=self._add, begun=begun
-        )
+        inputs = self._inputs(vectors)
+        self._collectives.run(name, make, total, inputs=inputs, sum_inputs=self._add, begun=begun)
 
     def __call__(self, vectors: Sequence[Tensor], codec: RowCoding | None = None) -> Tensor:
         """Return the root. A codec needs whole rows; vectors may change. Raises: PeerLostError."""
@@ -136,9 +134,8 @@ class NodeSum:
         if self.world.exchange_group is None:
             return add(vectors)
         total = vectors[0].new_empty(vectors[0].numel())
-        ranks = range(self.world.world_size)
         make = self._make(grain)
-        self._collectives.run(grain, make, total, ranks, inputs=inputs, sum_inputs=add, begun=begun)
+        self._collectives.run(grain, make, total, inputs=inputs, sum_inputs=add, begun=begun)
         return total
 
     def _inputs(self, vectors: Mapping[Node, Tensor]) -> dict[int, Tensor]:

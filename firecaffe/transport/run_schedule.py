@@ -68,7 +68,6 @@ class Collectives:
         name: Hashable,
         make: Callable[[int], Schedule],
         vector: Tensor,
-        ranks: Sequence[int],
         lane: int = 0,
         inputs: Mapping[int, Tensor] | None = None,
         sum_inputs: SumInputs | None = None,
@@ -76,12 +75,11 @@ class Collectives:
     ) -> None:
         """Carry out this rank's part of a schedule in place. Raises: PeerLostError.
 
-        name: the key of `make`'s plan. ranks: the world's ranks that run it, this one among them.
-        lane: vectors of one lane go one after the other. inputs: this rank's, by their index among
-        its own, as long as the vector; they may be changed. begun: the early rounds, if all ranks
-        have done them; only the later rounds then run.
+        name: the key of `make`'s plan. lane: vectors of one lane go one after the other. inputs:
+        this rank's, by their index among its own, as long as the vector; they may be changed.
+        begun: the early rounds, if all ranks have done them; only the later rounds then run.
         """
-        plan = self._plan_for(name, make, vector, ranks)
+        plan = self._plan_for(name, make, vector)
         parts, all_inputs = plan.parts, dict(inputs or {})
         if begun is not None:
             late = range(plan.early_rounds, plan.num_rounds)
@@ -89,27 +87,26 @@ class Collectives:
             all_inputs |= begun.inputs
         needed = sum(scratch_elements(part.rounds) for part in parts)
         scratch = begun.scratch if begun else self._scratch_for(vector, needed, lane)
-        self._execute(parts, vector, ranks, lane, scratch, all_inputs, sum_inputs)
+        self._execute(parts, vector, lane, scratch, all_inputs, sum_inputs)
         if plan.is_mean:
-            vector.div_(len(ranks))
+            vector.div_(self.world.world_size)
 
     def begin(
         self,
         name: Hashable,
         make: Callable[[int], Schedule],
         vector: Tensor,
-        ranks: Sequence[int],
         inputs: Mapping[int, Tensor],
         number: int,
         place: Hashable,
         begun: Begun | None,
     ) -> Begun:
         """Carry out one early round, with arguments as of `run`; `vector` gives only the length."""
-        plan = self._plan_for(name, make, vector, ranks)
+        plan = self._plan_for(name, make, vector)
         needed = sum(scratch_elements(part.rounds) for part in plan.parts)
         scratch = self._scratch_for(vector, needed, place)
         parts = [part.some((number,)) for part in plan.parts]
-        self._execute(parts, vector, ranks, 0, scratch, inputs)
+        self._execute(parts, vector, 0, scratch, inputs)
         return Begun(scratch, {**(begun.inputs if begun else {}), **inputs})
 
     def _plan_for(
@@ -117,21 +114,18 @@ class Collectives:
         name: Hashable,
         make: Callable[[int], Schedule],
         vector: Tensor,
-        ranks: Sequence[int],
     ) -> _Plan:
         key = name, vector.numel(), vector.dtype
         if key not in self._plans:
-            index = ranks.index(self.world.rank)
             # NCCL matches a pair's messages by order alone, and needs a round's in one call.
             cuts = not vector.is_cuda
-            self._plans[key] = _plan(make, vector.numel(), vector.itemsize, index, cuts)
+            self._plans[key] = _plan(make, vector.numel(), vector.itemsize, self.world.rank, cuts)
         return self._plans[key]
 
     def _execute(
         self,
         parts: Sequence[_Part],
         vector: Tensor,
-        ranks: Sequence[int],
         lane: int,
         whole_scratch: Tensor,
         inputs: Mapping[int, Tensor],
@@ -151,10 +145,10 @@ class Collectives:
                     vector[part.start : part.stop],
                     part.rounds,
                     scratch[i],
-                    one_by_one(self.world, group, ranks, lane * 2 * PIECES + i)
+                    one_by_one(self.world, group, lane * 2 * PIECES + i)
                     if is_gloo
-                    else in_one_call(self.world, group, ranks),
-                    ranks.index(self.world.rank),
+                    else in_one_call(self.world, group),
+                    self.world.rank,
                     at_once=not is_gloo,
                     inputs={
                         part.first_input + k: input_vector[part.start : part.stop]
