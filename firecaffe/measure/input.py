@@ -7,6 +7,7 @@ drop the files from its cache) and warm, one sample at a time in random order, a
 import os
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,10 +30,12 @@ from firecaffe.data.packed import PackedPart, read_list
 from firecaffe.data.sample_order import SampleOrder
 from firecaffe.data.shard_files import open_files
 from firecaffe.errors import DataError
+from firecaffe.transport.link import finish
 
 A = TypeVar("A")
 B = TypeVar("B")
 
+CPU = torch.device("cpu")
 REPETITIONS = 3
 DECODED_IMAGES = 200
 """The number of images in memory at a time, each of half a megabyte or more."""
@@ -179,12 +182,16 @@ def _cold(files: Iterable[Path]) -> Iterator[bool]:
 
 
 def _rate(pool: ThreadPoolExecutor, work: Callable[[A], B], given: Sequence[A]) -> float:
+    return _median_rate(len(given), lambda: deque(pool.map(work, given), maxlen=0))
+
+
+def _median_rate(count: int, work: Callable[[], object], device: torch.device = CPU) -> float:
     rates = []
     for _ in range(REPETITIONS):
         start = time.perf_counter()
-        for _ in pool.map(work, given):
-            pass
-        rates.append(len(given) / (time.perf_counter() - start))
+        work()
+        finish(device)
+        rates.append(count / (time.perf_counter() - start))
     return median(rates)
 
 
@@ -205,21 +212,12 @@ def _batch_and_device(
 ) -> list[InputStage]:
     parts = [images[at : at + BATCH] for at in range(0, len(images) - BATCH + 1, BATCH)] or [images]
     count = sum(map(len, parts))
-
-    def timed(work: Callable[[], object]) -> float:
-        rates = []
-        for _ in range(REPETITIONS):
-            start = time.perf_counter()
-            work()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            rates.append(count / (time.perf_counter() - start))
-        return median(rates)
-
-    batch_rate = timed(lambda: [torch.stack(tuple(part)) for part in parts])
+    batch_rate = _median_rate(count, lambda: [torch.stack(tuple(part)) for part in parts])
     stacked = [torch.stack(tuple(part)) for part in parts]
-    device_rate = timed(
-        lambda: [normalize(part, config.mean, config.std, device) for part in stacked]
+    device_rate = _median_rate(
+        count,
+        lambda: [normalize(part, config.mean, config.std, device) for part in stacked],
+        device,
     )
     return [InputStage("batch", batch_rate), InputStage("copy to device, normalize", device_rate)]
 
@@ -242,8 +240,7 @@ def _together(
         start = time.perf_counter()
         for step in steps:
             batches.train_batch(step, 0)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        finish(device)
         rates.append(len(dataset) / (time.perf_counter() - start))
         batches.close()
     return InputStage(name, median(rates))

@@ -187,26 +187,23 @@ def _clock(world: World) -> tuple[float, float]:
 def _matrix_flops(device: torch.device) -> list[float]:
     a = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=device)
     torch.mm(a, a)
-    rates = []
-    for _ in range(REPETITIONS):
-        finish(device)
-        start_s = time.perf_counter()
-        torch.mm(a, a)
-        finish(device)
-        rates.append(2 * MATRIX_SIZE**3 / (time.perf_counter() - start_s))
-    return rates
+    return _rates(device, 2 * MATRIX_SIZE**3, lambda: torch.mm(a, a))
 
 
 def _copy_rates(device: torch.device) -> list[float]:
     source = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
+    return _rates(device, 2 * COPIED_BYTES, lambda: target.copy_(source))
+
+
+def _rates(device: torch.device, count: int, work: Callable[[], object]) -> list[float]:
     rates = []
     for _ in range(REPETITIONS):
         finish(device)
         start_s = time.perf_counter()
-        target.copy_(source)
+        work()
         finish(device)
-        rates.append(2 * COPIED_BYTES / (time.perf_counter() - start_s))
+        rates.append(count / (time.perf_counter() - start_s))
     return rates
 
 
