@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -172,19 +173,15 @@ class Collectives:
 def _plan(
     make: Callable[[int], Schedule], num_elements: int, itemsize: int, rank: int, cuts: bool
 ) -> _Plan:
+    make = cache(make)  # most parts have one length
     whole = make(num_elements)
     # Shards that stay with their owners are cut from the whole vector, and inputs are already many
     # messages without pieces (LOG.md).
     stays = whole.kind in (REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL) or bool(whole.inputs)
     parts = pieces(whole, itemsize) if cuts and not stays else [(0, num_elements)]
-    schedules = {num_elements: whole}
-    planned = []
-    for start, stop in parts:
-        length = stop - start
-        if length not in schedules:
-            schedules[length] = make(length)
-        schedule = schedules[length]
-        planned.append(
-            _Part(start, stop, rounds_of_rank(schedule, rank), schedule.own_inputs(rank).start)
-        )
+    planned = [
+        _Part(start, stop, rounds_of_rank(schedule, rank), schedule.own_inputs(rank).start)
+        for start, stop in parts
+        for schedule in [make(stop - start)]
+    ]
     return _Plan(planned, whole.kind == AVERAGE, whole.num_rounds, whole.early_rounds)
