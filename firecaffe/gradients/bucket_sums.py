@@ -39,7 +39,7 @@ class Combine:
     num_early = 0
     """The number of calls of `begin` for each bucket before its `__call__`."""
     memory: CodecMemory | None = None
-    """What earlier steps have not sent, if gradients are encoded."""
+    """The memory of what earlier steps have not sent, if gradients are encoded."""
 
     def set_shares(self, shares: Shares) -> None:
         """Give workers other shares. All ranks call it between the same two steps."""

@@ -173,7 +173,7 @@ class GradientReducer:
 
     @property
     def memory(self) -> CodecMemory | None:
-        """What earlier steps have not sent, if gradients are encoded."""
+        """The memory of what earlier steps have not sent, if gradients are encoded."""
         return self._combine.memory
 
     def begin_step(
