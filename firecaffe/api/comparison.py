@@ -30,6 +30,7 @@ from firecaffe.runs.run_table import (
     doubts,
     names,
     other_measures,
+    partly_timed,
     read_run,
     rows,
     weights_identical,
@@ -152,7 +153,7 @@ def compare(
         write_atomically(Path(html), page(groups, table, items, goal))
     if by == "run":
         return Compared(several, allow_unequal)
-    remarks = [*_doubts(several), *other_measures(several)]
+    remarks = [*_doubts(several), *other_measures(several), *partly_timed(several)]
     return GroupsCompared(list(table), list(items), differing(groups), goal, remarks)
 
 
@@ -208,7 +209,7 @@ def render(runs: Sequence[TableRun], allow_unequal: bool = False) -> list[Render
     for row in table:
         if row.failure:
             parts.append(Text(f"{row.run} has failed: {row.failure}", style="yellow"))
-    return [*parts, *map(Text, [*other_measures(runs), *_doubts(runs)])]
+    return [*parts, *map(Text, [*other_measures(runs), *partly_timed(runs), *_doubts(runs)])]
 
 
 def _doubts(runs: Sequence[TableRun]) -> list[str]:

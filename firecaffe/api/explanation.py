@@ -33,9 +33,12 @@ from firecaffe.runs.rank_times import (
     PARTS,
     Explanation,
     RankTimes,
+    Rows,
     Slow,
     StageTimes,
     explain_rows,
+    last_change,
+    later_rows,
     overload_lines,
     overloaded,
     read_timings,
@@ -242,13 +245,19 @@ def explain(run: str | Path | Sequence[str | Path], *, trust_code: bool = False)
 
 
 def _explain_folder(folder: Path, trust_code: bool) -> Explained:
-    timings = read_timings(folder)
+    timings: Rows = read_timings(folder)
+    changed = 0
+    served = explain_served(folder, timings)
+    if served is None and (folder / "result.json").is_file():
+        changed = last_change(timings)
+        timings = later_rows(timings, changed)
     in_rounds = is_local(folder)
-    explained = explain_served(folder, timings) or explain_run(folder, in_rounds)
+    explained = served or explain_run(folder, in_rounds, changed)
     scored: Scored | None = score_mode(folder, timings) or score_parallel(folder, timings)
     if isinstance(explained, Explanation):
         scored = scored or score(folder, timings, explained)
-        said = [*(local_lines(folder, timings) if in_rounds else []), *lines(explained)]
+        said = [*_change(timings, changed), *(local_lines(folder, timings) if in_rounds else [])]
+        said += lines(explained)
     else:
         said = served_lines(explained)
     said += overload_lines(overloaded(timings))
@@ -259,6 +268,15 @@ def _explain_folder(folder: Path, trust_code: bool) -> Explained:
     others = list(elsewhere(folder, timings))
     said += [*others, *_fault(folder)]
     return Explained(explained, said, scored, others)
+
+
+def _change(timings: Rows, changed: int) -> list[str]:
+    if not changed:
+        return []
+    return [
+        f"{len(timings)} ranks made the steps after {changed:,}, and others those before, which "
+        "are left out here"
+    ]
 
 
 MAX_IDLE = 0.2

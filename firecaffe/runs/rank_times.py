@@ -126,13 +126,14 @@ class Explanation:
     stages: list[StageTimes] = field(default_factory=list)
 
 
-def explain(folder: Path, in_rounds: bool = False) -> Explanation:
+def explain(folder: Path, in_rounds: bool = False, after_step: int = 0) -> Explanation:
     """Explain the timings of a run, finished or not. Raises RunError if there are none.
 
     `in_rounds`: ranks wait for each other only at the end of rounds, and have fixed shares.
+    `after_step`: earlier steps are left out.
     """
-    timings = require_timings(folder)
-    trips = _by_rank(folder, "round-trips-*.jsonl", TripRow)
+    timings = later_rows(require_timings(folder), after_step)
+    trips = later_rows(_by_rank(folder, "round-trips-*.jsonl", TripRow), after_step)
     explanation = explain_rows(timings, trips, in_rounds, row_of(folder))
     return dataclasses.replace(explanation, shares=None) if in_rounds else explanation
 
@@ -156,6 +157,25 @@ def explain_rows(
 
 def read_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return _by_rank(folder, "rank-*.jsonl", TimingRow)
+
+
+def last_change(timings: Rows) -> int:
+    """Return the last step that other ranks made than those of the end; 0 if there is none.
+
+    There is one if hosts left or came while the run went on.
+    """
+    ranks_at: defaultdict[int, set[int]] = defaultdict(set)
+    for rank, rows in timings.items():
+        for row in rows:
+            ranks_at[row["step"]].add(rank)
+    last = ranks_at[max(ranks_at, default=0)]
+    return max((step for step, ranks in ranks_at.items() if ranks != last), default=0)
+
+
+def later_rows(rows: Rows, step: int) -> dict[int, list[Mapping[str, Any]]]:
+    """Return the rows of steps after `step`, without the ranks that have none."""
+    later = {rank: [row for row in own if row["step"] > step] for rank, own in rows.items()}
+    return {rank: own for rank, own in later.items() if own}
 
 
 def require_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:

@@ -200,6 +200,16 @@ def doubts(runs: Sequence[TableRun]) -> dict[str, list[str]]:
     return {name: list(map(str, reasons)) for name, reasons in stated.items() if reasons}
 
 
+def partly_timed(runs: Sequence[TableRun]) -> list[str]:
+    """Return a line for each run that was resumed or restarted: rate and workers are the last."""
+    return [
+        f"rate and workers of {name} are those of the last {run.result['timed_samples']:,} of "
+        f"{samples_seen(run):,} samples, after a resume or restart"
+        for name, run in zip(names(runs), runs, strict=True)
+        if run.result.get("resumed_from") and "timed_samples" in run.result
+    ]
+
+
 def other_measures(runs: Sequence[TableRun]) -> list[str]:
     named = zip(names(runs), runs, strict=True)
     return unlike_measures({name: run.result for name, run in named})

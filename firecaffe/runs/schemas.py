@@ -140,6 +140,7 @@ class ResultRow(TypedDict, total=False):
     test_samples: Samples | None
     largest_class_share: Share | None
     samples_seen: Samples
+    timed_samples: Samples
     identity_doubts: list[str]
     sent_bytes_per_step_by_rank: list[Amount | None]
     idle_by_stage: list[Real] | None

@@ -134,6 +134,14 @@ def test_no_speedup_without_a_rate_or_of_what_learned_nothing(tmp_path: Path) ->
     assert "lost has failed: 1 of 1 runs did not learn (top-1 not above 10.00%" in text([two, lost])
 
 
+def test_whose_workers_may_have_changed_is_in_the_remarks(tmp_path: Path) -> None:
+    whole = planted(tmp_path / "whole", result__timed_samples=25_000)
+    part = planted(tmp_path / "part", result__timed_samples=9_000, result__resumed_from="part")
+    shown = text([whole, part])
+    assert "workers of part are those of the last 9,000 of 25,600 samples" in shown
+    assert "workers of whole" not in shown
+
+
 def test_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = planted(tmp_path / "x" / "run"), planted(tmp_path / "y" / "run")
     assert names([a, b]) == ["x/run", "y/run"]

@@ -13,6 +13,7 @@ import pytest
 import tomli_w
 from scipy.stats import false_discovery_control
 
+import firecaffe
 from firecaffe.api.explanation import lines
 from firecaffe.cluster.links import links_of
 from firecaffe.errors import RunError
@@ -174,6 +175,18 @@ def test_too_little_to_say(tmp_path: Path) -> None:
     path = run / "timings/rank-1.jsonl"  # whose last line is cut short
     path.write_text(path.read_text()[:-20])
     assert [rank.steps for rank in explain(run).ranks] == [STEPS, STEPS - 1]
+
+
+def test_a_run_whose_hosts_changed_is_explained_by_the_steps_of_the_last(tmp_path: Path) -> None:
+    run = write_run(tmp_path, lambda r, step: 0.1 if step > 40 else 0.3, ranks=3)
+    gone = run / "timings/rank-2.jsonl"
+    gone.write_text("".join(gone.read_text().splitlines(keepends=True)[:40]))
+    (run / "result.json").write_text("{}")
+    found = firecaffe.explain(run)
+    assert isinstance(found.explanation, Explanation)
+    assert [(rank.rank, rank.steps) for rank in found.explanation.ranks] == [(0, 80), (1, 80)]
+    assert all(rank.parts_s["compute_s"] == 0.1 for rank in found.explanation.ranks)
+    assert "2 ranks made the steps after 40" in found.lines[0]
 
 
 def test_what_is_no_timing_is_refused(tmp_path: Path) -> None:
