@@ -234,7 +234,8 @@ def _train_in(
         records.say(note)
     say_where(world, run, places)
     groups = groups_of(mesh, learner.holding)
-    training = Training(run, groups, data, learner, steps, saver, folder, start.step)
+    resumed = None if start.checkpoint is None else start.checkpoint.folder
+    training = Training(run, groups, data, learner, steps, saver, folder, start.step, resumed)
     result = run_training(training, records)
     if chosen is not None and parts.model is not None:
         result.hold_function(parts.model)

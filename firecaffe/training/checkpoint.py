@@ -199,12 +199,16 @@ def has_checkpoints(where: Path) -> bool:
     return (where / SUMS).is_file() or bool(_by_step(folder))
 
 
-def good_checkpoint(folder: Path) -> str:
-    """Return the path of the checkpoint marked good, or of the newest; empty if there is none."""
-    good = _named_by(folder / GOOD)
-    if good is not None and good.is_dir():
-        return str(good)
-    return next((str(path) for path in _by_step(folder)), "")
+def good_checkpoint(folder: Path, resumed: Path | None = None) -> str:
+    """Return the path of the checkpoint marked good, or of the newest; empty if there is none.
+
+    `resumed`: the checkpoint from which the run of the folder continues. It counts, too, as does
+    the one marked good beside it.
+    """
+    folders = [folder] if resumed is None else [folder, resumed.parent]
+    marked = (_named_by(one / GOOD) for one in folders)
+    good = next((path for path in marked if path is not None and path.is_dir()), None)
+    return str(good or next(iter(_by_step(folder)), resumed) or "")
 
 
 def list_checkpoints(folder: Path) -> list[str]:

@@ -172,18 +172,23 @@ def replica_advice(words: SynchronyConfig, momentum: float) -> str:
 
 @contextmanager
 def explained(
-    world: World, saver: Saver, folder: Path, rate: Callable[[int], float]
+    world: World,
+    saver: Saver,
+    folder: Path,
+    resumed: Path | None,
+    rate: Callable[[int], float],
 ) -> Iterator[None]:
     """Add the learning rate and the last good checkpoint to a NotFiniteError or DivergedError.
 
-    The block raises it on all ranks. They wait for the last save into `folder` before naming one.
+    The block raises it on all ranks. They wait for the last save into `folder` before naming one;
+    `resumed` is the checkpoint at which the run began, if any.
     """
     try:
         yield
     except (NotFiniteError, DivergedError) as error:
         with suppress(RunError):
             saver.wait(world)
-        name = broadcast_text(world, good_checkpoint(folder) if world.is_first else "")
+        name = broadcast_text(world, good_checkpoint(folder, resumed) if world.is_first else "")
         good = f"the last good checkpoint is {name}" if name else "there is no checkpoint"
         step = error.step or world.place.step
         raised = type(error)(f"{error}; the learning rate is {rate(step - 1):.4g}; {good}")

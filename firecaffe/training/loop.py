@@ -57,6 +57,8 @@ class Training:
     folder: Path
     first_step: int
     """The number of steps that are already done."""
+    resumed: Path | None = None
+    """The checkpoint that has them."""
 
     @property
     def world(self) -> World:
@@ -271,7 +273,8 @@ class _Loop:
 
     def _explained(self) -> AbstractContextManager[None]:
         t = self.t
-        return explained(t.world, t.saver, t.folder / "checkpoints", t.run.learning_rate)
+        folder = t.folder / "checkpoints"
+        return explained(t.world, t.saver, folder, t.resumed, t.run.learning_rate)
 
 
 def _is_due(run: Run, every: int, done: int) -> bool:

@@ -75,7 +75,7 @@ class _Spoil(torch.autograd.Function):
         return torch.full(context.shape, context.value), None
 
 
-def fit(folder: Path, layer: str, value: float, **solver: Any) -> str:
+def fit(folder: Path, layer: str, value: float, resume: Path | None = None, **solver: Any) -> str:
     """What ends a training."""
     recipe = Recipe(
         train=TrainConfig(global_batch_size=BATCH, micro_batch_size=MICRO_BATCH, steps=9),
@@ -83,8 +83,9 @@ def fit(folder: Path, layer: str, value: float, **solver: Any) -> str:
         checkpoint=CheckpointConfig(every=EVERY, keep_last=1),
         run=RunConfig(folder=str(folder), tensorboard=False),
     )
+    network = partial(Breaks, layer, value)
     with pytest.raises(NotFiniteError) as caught:
-        firecaffe.train(recipe, partial(Breaks, layer, value), marked_data(), small_data(20, 1))
+        firecaffe.train(recipe, network, marked_data(), small_data(20, 1), resume=resume)
     return str(caught.value)
 
 
@@ -107,6 +108,8 @@ def test_the_step_the_layer_and_the_last_good_checkpoint_are_named(
     assert (newest.folder, damaged) == (good, [])
     assert all(tensor.isfinite().all() for tensor in newest.tensors.values())
     assert not (tmp_path / "run" / "result.json").exists()
+    again = fit(tmp_path / "again", layer, value, resume=tmp_path / "run")
+    assert str(good) in again
 
 
 def test_weights_that_overflow_in_an_update_are_not_saved(tmp_path: Path) -> None:
