@@ -291,6 +291,7 @@ def _needs_state(run: Run, done: int) -> bool:
 
 def _save(t: Training, done: int) -> None:
     t.steps.ranks.gather()
+    _check_scale(t, done)
     _estimate_norms(t, done)
     about = Checkpoint(
         step=done,
@@ -316,6 +317,18 @@ def _check_rise(t: Training, done: int) -> None:
     if line := t.learner.mode.rise.line:
         error = DivergedError(f"{line}; {t.steps.stepper.advice}")
         error.step = done
+        raise error
+
+
+def _check_scale(t: Training, done: int) -> None:
+    # Each replica has a scale of its own.
+    scaler = t.learner.holding.forward.scaler
+    if scaler.is_enabled() and 0.0 in gather_json(t.world, scaler.get_scale()):
+        error = NotFiniteError(
+            "float16's loss scale has come to 0, for a gradient was not finite in each of many "
+            "steps, so that nothing is trained any more; try train.autocast bfloat16 or none"
+        )
+        error.step, error.is_secondary = done, not t.world.is_first
         raise error
 
 

@@ -135,17 +135,35 @@ class NeverFinite(nn.Module):
         return torch.add(self.layer(images.flatten(1)), nothing)
 
 
-def skip_all(folder: Path, synchrony: SynchronyConfig, resume: Path | None = None) -> str:
+class FiniteOnce(NeverFinite):
+    """Its gradient is not finite once its bias has been updated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(images.flatten(1))
+        return super().forward(images) if bool(self.layer.bias.any()) else outputs
+
+
+def skip_all(
+    folder: Path,
+    synchrony: SynchronyConfig,
+    resume: Path | None = None,
+    network: type[nn.Module] = NeverFinite,
+    steps: int = 4,
+) -> str:
     recipe = Recipe(
         train=TrainConfig(
-            global_batch_size=BATCH, micro_batch_size=MICRO_BATCH, steps=4, autocast="float16"
+            global_batch_size=BATCH, micro_batch_size=MICRO_BATCH, steps=steps, autocast="float16"
         ),
         checkpoint=CheckpointConfig(every=EVERY),
         synchrony=synchrony,
         run=RunConfig(folder=str(folder), tensorboard=False),
     )
     with pytest.raises(NotFiniteError) as caught:
-        firecaffe.train(recipe, NeverFinite, small_data(60), small_data(20, 1), resume=resume)
+        firecaffe.train(recipe, network, small_data(60), small_data(20, 1), resume=resume)
     return str(caught.value)
 
 
@@ -170,6 +188,14 @@ def test_a_training_without_updates_is_no_training(
     assert not (tmp_path / "run" / "result.json").exists()
     middle = tmp_path / "run" / "checkpoints" / "step-00000002"
     assert ranks.run(2, skip_all, tmp_path / "again", synchrony, middle)[0] == said
+
+
+def test_a_loss_scale_of_0_trains_nothing(tmp_path: Path) -> None:
+    """It has halved so often: from 2^16 to below 2^-149."""
+    said = skip_all(tmp_path / "run", SynchronyConfig(), network=FiniteOnce, steps=200)
+    assert "come to 0" in said
+    assert str(tmp_path / "run/checkpoints/step-") in said
+    assert 166 < read(tmp_path / "run" / "fault.json")["step"] < 172
 
 
 def test_all_ranks_say_the_same(ranks: Ranks, tmp_path: Path) -> None:
