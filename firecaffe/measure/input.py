@@ -5,7 +5,6 @@ drop the files from its cache) and warm, one sample at a time in random order, a
 """
 
 import os
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +29,7 @@ from firecaffe.data.packed import PackedPart, read_list
 from firecaffe.data.sample_order import SampleOrder
 from firecaffe.data.shard_files import open_files
 from firecaffe.errors import DataError
+from firecaffe.files import private_folder
 from firecaffe.transport.link import finish
 
 A = TypeVar("A")
@@ -118,7 +118,11 @@ def formats(
     """
     rates = {}
     for name, write in (("a folder of files", _as_folder), ("packed", _as_shards)):
-        with _scratch(beside) as folder, ThreadPoolExecutor(threads) as pool:
+        parent = beside if os.access(beside, os.W_OK) else None
+        with (
+            private_folder("firecaffe-bench-", parent) as folder,
+            ThreadPoolExecutor(threads) as pool,
+        ):
             stages, _ = _storage(write(found, shape, folder), pool)
             rates[name] = stages[0].images_per_s
     return rates
@@ -144,13 +148,6 @@ def _as_shards(stored: StoredImages, shape: tuple[int, ...], folder: Path) -> St
     return StoredImages(
         packed.read, sample(len(packed), len(packed)), sorted(folder.glob("*.shard"))
     )
-
-
-@contextmanager
-def _scratch(parent: Path) -> Iterator[Path]:
-    is_ours = os.access(parent, os.W_OK)
-    with tempfile.TemporaryDirectory(dir=parent if is_ours else None) as folder:
-        yield Path(folder)
 
 
 def _storage(

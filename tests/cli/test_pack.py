@@ -9,6 +9,7 @@ import pytest
 
 from firecaffe.cli import main
 from firecaffe.data import DataConfig, open_data
+from firecaffe.files import private_folder
 from firecaffe.planner.cluster import load_cluster
 from tests.kit.data_photos import make_folder, photo
 
@@ -131,6 +132,10 @@ def test_bench_data_of_each_format(tmp_path: Path) -> None:
         assert storage.decoded_images_per_s == found["stages"][6]["images_per_s"]
     raw = tmp_path / "raw"
     assert typed("pack", folder, raw, "--raw", "--resize", "32")[0] == 0
+    with private_folder("firecaffe-bench-", tmp_path) as left:
+        pass
+    left.mkdir()  # as by a process that was killed
     code, out, err = typed("bench", "data", raw, "--images", "30")
     assert code == 0, err
+    assert not left.exists()
     assert "decode" not in out
