@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from torch.distributed import DistError
+from torch.distributed import DistError, DistStoreError
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
     RunResult,
@@ -130,12 +130,23 @@ class FaultAgent(SimpleElasticAgent):
         teller = threading.Thread(target=tell, name="waiting", daemon=True)
         teller.start()
         try:
-            meet = super()._rendezvous
-            self.aside.run(lambda: meet(worker_group), MEETING_S)
-            self.aside.run(lambda: self._begin_attempt(worker_group), MEETING_S)
+            while not self._meet(worker_group, begun_s + MEETING_S):
+                pass
         finally:
             met.set()
             teller.join()
+
+    def _meet(self, worker_group: WorkerGroup, until_s: float) -> bool:
+        # False if a host was lost after it had joined, and before it had told the others its ranks.
+        meet = super()._rendezvous
+        try:
+            self.aside.run(lambda: meet(worker_group), MEETING_S)
+            self.aside.run(lambda: self._begin_attempt(worker_group), MEETING_S)
+        except DistStoreError:
+            if not self.is_elastic or time.monotonic() > until_s:
+                raise
+            return False
+        return True
 
     def _begin_attempt(self, worker_group: WorkerGroup) -> None:
         store = worker_group.store

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,8 @@ from typing import cast
 
 import pytest
 from torch._C._distributed_c10d import HashStore
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerGroup
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster import groups, launcher
@@ -105,6 +108,31 @@ def test_a_rank_that_was_asked_to_stop_is_told_as_the_launcher_would_be(tmp_path
     with SideThread() as launch.aside:
         error = launch._told({0: asked}, "the run ended")
     assert type(error) is PreemptedError
+
+
+@pytest.mark.parametrize("is_elastic", [True, False])
+def test_a_host_that_is_lost_while_hosts_meet_ends_no_elastic_run(
+    monkeypatch: pytest.MonkeyPatch, is_elastic: bool
+) -> None:
+    """It has joined, and the others wait in vain for its number of ranks."""
+    outcomes = iter([DistStoreError("wait timeout"), None])
+
+    def meet(*_: object) -> None:
+        if (error := next(outcomes)) is not None:
+            raise error
+
+    agent = FaultAgent.__new__(FaultAgent)
+    agent.is_elastic = is_elastic
+    begun: list[object] = []
+    monkeypatch.setattr(SimpleElasticAgent, "_rendezvous", meet)
+    monkeypatch.setattr(FaultAgent, "_begin_attempt", lambda _, group: begun.append(group))
+    group = cast(WorkerGroup, "a group")
+    expected: AbstractContextManager[object] = nullcontext()
+    if not is_elastic:
+        expected = pytest.raises(DistStoreError)
+    with SideThread() as agent.aside, expected:
+        agent._rendezvous(group)
+    assert begun == [group] * is_elastic
 
 
 def test_torchs_agent_alone_is_silent(
