@@ -21,7 +21,7 @@ from typing import cast
 import psutil
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -233,6 +233,14 @@ class ExitAgreement:
 
 MEETING_ERRORS = (DistError, RendezvousError, RuntimeError, OSError)
 """Errors that torch raises if ranks, or hosts, do not find each other."""
+
+
+def reason_of(error: Exception) -> str:
+    """Describe one of `MEETING_ERRORS` in one line."""
+    if isinstance(error, RendezvousConnectionError):
+        return "no launcher is there any more"
+    return (str(error) or type(error).__name__).splitlines()[0]
+
 
 READ_S = 60.0
 """Seconds to wait for a value in the store."""

@@ -31,6 +31,7 @@ from firecaffe.cluster.hosts import (
     check_hosts_options,
     check_memory,
     meet_launchers,
+    reason_of,
     say,
 )
 from firecaffe.cluster.lost_ranks import fault_in
@@ -211,6 +212,10 @@ class _Launch:
             self.handler.shutdown()
             failures = self.agent.last_failures
             if failures:  # they are the cause
+                if not self.hosts.is_one:
+                    say(
+                        f"hosts cannot meet again at {self.hosts.rdzv_endpoint}: {reason_of(error)}"
+                    )
                 raise self._told(failures, "the run ended") from error
             raise self._not_started(error) from error
         self.handler.shutdown()
@@ -234,9 +239,8 @@ class _Launch:
                 f"with --rdzv-id {self.hosts.rdzv_id}: {', '.join(there)}; start the others with "
                 "the same words"
             )
-        reason = (str(error) or type(error).__name__).splitlines()[0]
         count = self.hosts.nproc_per_node
-        return LaunchError(f"{count} ranks could not be started{where}: {reason}")
+        return LaunchError(f"{count} ranks could not be started{where}: {reason_of(error)}")
 
     def on_restart(self, result: RunResult, number: int | None) -> None:
         then = f"restart {number} of {self.max_restarts}"

@@ -23,11 +23,12 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerGroup
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from firecaffe.cluster import groups, launcher
 from firecaffe.cluster.addresses import LOOPBACK
 from firecaffe.cluster.agent import FaultAgent
-from firecaffe.cluster.calls import SideThread
+from firecaffe.cluster.calls import PatientRendezvous, SideThread
 from firecaffe.cluster.groups import ATTEMPT, register_rank
 from firecaffe.cluster.handover import HANDED, LAUNCHED, hand, handed
 from firecaffe.cluster.hosts import Hosts
@@ -108,6 +109,33 @@ def test_a_rank_that_was_asked_to_stop_is_told_as_the_launcher_would_be(tmp_path
     with SideThread() as launch.aside:
         error = launch._told({0: asked}, "the run ended")
     assert type(error) is PreemptedError
+
+
+def test_hosts_that_cannot_meet_again_are_told_where(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch = _Launch.__new__(_Launch)
+    lost = ProcessFailure(0, 1, 9, str(tmp_path / "none"))
+
+    def run() -> None:
+        raise RendezvousConnectionError("see inner exception")
+
+    agent = SimpleNamespace(
+        get_worker_group=lambda: SimpleNamespace(store=None),
+        ended_by_us=set(),
+        last_failures={0: lost},
+        run=run,
+    )
+    launch.agent, launch.settle = cast("FaultAgent", agent), lambda _, fault, __: fault
+    launch.handler = cast("PatientRendezvous", SimpleNamespace(shutdown=bool))
+    launch.known_folders, launch.has_patience, launch.has_asked = [], True, False
+    launch.killed_before = 0
+    launch.hosts = Hosts(1, 1, 2, "node-a:29500", "run")
+    with SideThread() as launch.aside, pytest.raises(RankFailedError):
+        launch._run()
+    said = capsys.readouterr().err
+    for word in ("meet again", "node-a:29500", "no launcher"):
+        assert word in said
 
 
 @pytest.mark.parametrize("is_elastic", [True, False])
