@@ -272,8 +272,7 @@ class _Loop:
         )
 
     def _explained(self) -> AbstractContextManager[None]:
-        t = self.t
-        folder = t.folder / "checkpoints"
+        t, folder = self.t, self.t.folder / "checkpoints"
         return explained(t.world, t.saver, folder, t.resumed, t.run.learning_rate)
 
 
@@ -324,25 +323,22 @@ def _check_scale(t: Training, done: int) -> None:
     # Each replica has a scale of its own.
     scaler = t.learner.holding.forward.scaler
     if scaler.is_enabled() and 0.0 in gather_json(t.world, scaler.get_scale()):
-        error = NotFiniteError(
-            "float16's loss scale has come to 0, for a gradient was not finite in each of many "
-            "steps, so that nothing is trained any more; try train.autocast bfloat16 or none"
-        )
-        error.step, error.is_secondary = done, not t.world.is_first
-        raise error
+        raise _untrained(t, done, "has come to 0, so that nothing is trained any more", "none")
 
 
 def _check_updated(t: Training, done: int) -> None:
     # Ranks without replicas, or beside a server, make no updates themselves.
     scaler = t.learner.holding.forward.scaler
     if scaler.is_enabled() and done and not any(gather_json(t.world, scaler.has_updated)):
-        error = NotFiniteError(
-            f"float16's loss scale has skipped the updates of all {done} steps, for a gradient was "
-            "not finite in each of them, so that nothing was trained; try train.autocast bfloat16 "
-            "or none, or more steps if these are few"
-        )
-        error.step, error.is_secondary = done, not t.world.is_first
-        raise error
+        what = f"has skipped the updates of all {done} steps, for a gradient was not finite in each"
+        advice = "none, or more steps if these are few"
+        raise _untrained(t, done, f"{what} of them, so that nothing was trained", advice)
+
+
+def _untrained(t: Training, done: int, what: str, advice: str) -> NotFiniteError:
+    error = NotFiniteError(f"float16's loss scale {what}; try train.autocast bfloat16 or {advice}")
+    error.step, error.is_secondary = done, not t.world.is_first
+    return error
 
 
 def _path(t: Training, done: int) -> str:
