@@ -25,6 +25,7 @@ from firecaffe.data.dataset import (
     Batch,
     Dataset,
     Layout,
+    TensorDataset,
     ask,
     copy_facts,
     is_images,
@@ -32,8 +33,10 @@ from firecaffe.data.dataset import (
     num_classes,
     shape_text,
 )
+from firecaffe.data.decode import DecodedSet
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.own_data import check_own, share_limits
+from firecaffe.data.packed import RawPart
 from firecaffe.data.sample_order import labels_of, weights_of
 from firecaffe.data.sources import Data, DataParts, TestPart, check_words
 from firecaffe.errors import DataError, RecipeError
@@ -191,7 +194,9 @@ def hold_out(train: Dataset, share: float) -> tuple[Dataset, Dataset]:
     """Return the remaining training samples and the held-out samples, both in original order."""
     by_hash = hash64(int(Stream.HOLD_OUT), torch.arange(len(train))).argsort()
     count = num_held_out(len(train), share)
-    subset = getattr(train, "subset", partial(DatasetSubset, train))
+    subset: Callable[[Tensor], Dataset] = partial(DatasetSubset, train)
+    if isinstance(train, TensorDataset | DecodedSet | RawPart):  # a user's may be something else
+        subset = train.subset
     return subset(by_hash[count:].sort().values), subset(by_hash[:count].sort().values)
 
 

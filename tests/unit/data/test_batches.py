@@ -178,6 +178,7 @@ class Own:
     """No class of ours; each image is its own number."""
 
     sample_CHW, num_classes = (1, 1, 1), 20
+    subset = "train"  # an attribute of the user's own, as of torchaudio's sets
 
     def __len__(self) -> int:
         return 20
