@@ -9,7 +9,6 @@ the workers change this, so trainings that are compared use the same samples.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -194,10 +193,15 @@ def hold_out(train: Dataset, share: float) -> tuple[Dataset, Dataset]:
     """Return the remaining training samples and the held-out samples, both in original order."""
     by_hash = hash64(int(Stream.HOLD_OUT), torch.arange(len(train))).argsort()
     count = num_held_out(len(train), share)
-    subset: Callable[[Tensor], Dataset] = partial(DatasetSubset, train)
-    if isinstance(train, TensorDataset | DecodedSet | RawPart):  # a user's may be something else
-        subset = train.subset
-    return subset(by_hash[count:].sort().values), subset(by_hash[:count].sort().values)
+    rest_N, held_out_N = by_hash[count:].sort().values, by_hash[:count].sort().values
+    return some_of(train, rest_N), some_of(train, held_out_N)
+
+
+def some_of(dataset: Dataset, samples_N: Tensor) -> Dataset:
+    """Return samples of a data set, renumbered, which are decoded and cut as in the whole set."""
+    if isinstance(dataset, TensorDataset | DecodedSet | RawPart):  # a user's subset may be a text
+        return dataset.subset(samples_N)
+    return DatasetSubset(dataset, samples_N)
 
 
 class DatasetSubset:

@@ -20,7 +20,7 @@ from firecaffe.compression.fcz import CODES, FileReport, write
 from firecaffe.compression.prune_and_share import fold_normalization
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.data import Data, Dataset, open_data
-from firecaffe.data.datasets import DatasetSubset
+from firecaffe.data.datasets import some_of
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import atomic_replace, write_json
 from firecaffe.models.low_rank import chosen_ranks, low_rank_weights, rank_of
@@ -169,7 +169,7 @@ class Evaluator:
         assert held_out is not None
         if len(held_out) > MAX_TRIED:
             places = torch.linspace(0, len(held_out) - 1, MAX_TRIED).long()
-            held_out = DatasetSubset(held_out, places)
+            held_out = some_of(held_out, places)
         return self.measure.scale * self.measure.gain(self._value(network, held_out))
 
     def _value(self, network: nn.Module, part: Dataset) -> float:

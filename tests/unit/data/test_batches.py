@@ -22,7 +22,7 @@ from firecaffe.data import (
 )
 from firecaffe.data.augment import normalize, random_crop_mirror
 from firecaffe.data.batches import output_shape
-from firecaffe.data.datasets import hold_out, num_held_out
+from firecaffe.data.datasets import hold_out, num_held_out, some_of
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.generated import generate
 from firecaffe.data.packed import RawPart
@@ -230,6 +230,15 @@ def test_of_photos_and_of_raw_samples_read_from_shards(
                 assert label[0] == labels[place]
                 seen.append(place)
         assert sorted(seen) == list(range(30))
+
+
+def test_a_part_of_photos_is_cut_as_the_whole_set(tmp_path: Path) -> None:
+    pack(make_folder(tmp_path / "photos"), tmp_path / "packed", resize=16)
+    config = DataConfig("packed", str(tmp_path / "packed"), resize=16, augment="inception", crop=8)
+    whole = open_data(config).train
+    _, *expected = list(eval_batches(whole, 1, 0, 1, config=config))[7]
+    ((_, *cut),) = eval_batches(some_of(whole, torch.tensor([7])), 1, 0, 1, config=config)
+    assert all(map(torch.equal, cut, expected))
 
 
 @pytest.mark.parametrize(
