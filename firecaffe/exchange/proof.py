@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from operator import itemgetter
 from typing import TypeVar
 
 from firecaffe.exchange.collectives import block
@@ -85,9 +86,9 @@ def outcome(
         return [[sum_of_nodes(nodes, values, schedule.num_leaves, add) for values in whole]]
     held = [list(nothing) for _ in schedule.inputs] or [list(vector) for vector in vectors]
     index_of = {end: index for index, end in enumerate(schedule.ends)}
-    kept: dict[tuple[int, int], dict[int, T]] = defaultdict(dict)
+    kept: dict[tuple[int, int], list[tuple[int, T]]] = defaultdict(list)
     for round_ in schedule.rounds:
-        arriving: dict[tuple[int, int], dict[int, T]] = defaultdict(dict)
+        arriving: dict[tuple[int, int], list[tuple[int, T]]] = defaultdict(list)
         written: dict[tuple[int, int], T] = {}
         for t in round_:
             source = held[t.source] if t.reads == VECTOR else vectors[t.reads]
@@ -96,21 +97,30 @@ def outcome(
                 if not t.reduce:
                     written[place] = source[index]
                 elif t.reads == VECTOR:
-                    arriving[place][t.source] = source[index]
+                    arriving[place].append((t.source, source[index]))
                 else:
-                    kept[place][t.reads] = source[index]
+                    kept[place].append((t.reads, source[index]))
         for (rank, index), parts in arriving.items():
-            parts[rank] = held[rank][index]
-            written[rank, index] = tree_sum([parts[source] for source in sorted(parts)], add)
+            _, values = _in_order([*parts, (rank, held[rank][index])])
+            written[rank, index] = tree_sum(values, add)
         for (rank, index), parts in list(kept.items()):
-            parts = parts | {own: vectors[own][index] for own in schedule.own_inputs(rank)}
-            if len(parts) == len(nodes):
+            own = schedule.own_inputs(rank)
+            if len(parts) + len(own) >= len(nodes):
                 del kept[rank, index]
-                in_order = [parts[number] for number in sorted(parts)]
-                written[rank, index] = sum_of_nodes(nodes, in_order, schedule.num_leaves, add)
+                all_parts = [*parts, *((number, vectors[number][index]) for number in own)]
+                numbers, values = _in_order(all_parts)
+                # The tree needs every node exactly once.
+                written[rank, index] = nothing[index]
+                if numbers == [*range(len(nodes))]:
+                    written[rank, index] = sum_of_nodes(nodes, values, schedule.num_leaves, add)
         for (rank, index), value in written.items():
             held[rank][index] = value
     return held
+
+
+def _in_order(parts: Sequence[tuple[int, T]]) -> tuple[list[int], list[T]]:
+    in_order = sorted(parts, key=itemgetter(0))
+    return [number for number, _ in in_order], [value for _, value in in_order]
 
 
 def _judge(schedule: Schedule, held: list[list[int]], sums: _Sums, tree: int) -> Proof:
