@@ -129,7 +129,7 @@ def _variables_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, 
     defaults = {
         "OMP_NUM_THREADS": "1",  # the recipe sets the ranks' threads
         # Autograd allocates more small blocks than glibc's cache of a thread holds by default (7 of
-        # each size): a small network's step then takes 3 % longer.
+        # each size): nin_small's step on one worker then takes 3 % longer.
         "GLIBC_TUNABLES": "glibc.malloc.tcache_count=2000",
     }
     if sys.platform.startswith("linux"):

@@ -199,7 +199,8 @@ def hold_out(train: Dataset, share: float) -> tuple[Dataset, Dataset]:
 
 def some_of(dataset: Dataset, samples_N: Tensor) -> Dataset:
     """Return samples of a data set, renumbered, which are decoded and cut as in the whole set."""
-    if isinstance(dataset, TensorDataset | DecodedSet | RawPart):  # a user's subset may be a text
+    # By type: a user's data set may have an attribute `subset` that is no method.
+    if isinstance(dataset, TensorDataset | DecodedSet | RawPart):
         return dataset.subset(samples_N)
     return DatasetSubset(dataset, samples_N)
 
