@@ -50,7 +50,10 @@ MAX_HOSTS = 254
 WINDOW_SEGMENTS = 8
 """Of one connection, that may be under way."""
 
-MIN_BURST_BYTES = 25_000
+MIN_SEGMENT_BYTES = 4_096
+MIN_SHARED_SEGMENT_BYTES = 16_384
+"""Where hosts share processors, which have no time for shorter ones."""
+MAX_SEGMENT_BYTES = 65_536
 
 
 class VirtualCluster:
@@ -89,7 +92,8 @@ class VirtualCluster:
         for own in each or ():
             check_share(own)
         self.hosts = hosts
-        self.segment_bytes = _segment_bytes(rate_bits_per_s)
+        is_shared = each is None or min(each) < 1
+        self.segment_bytes = _segment_bytes(rate_bits_per_s, is_shared)
         self.window_bytes = WINDOW_SEGMENTS * self.segment_bytes
         # Two hosts may have several connections.
         most_bytes = 2 * hosts * self.window_bytes
@@ -265,7 +269,7 @@ class VirtualCluster:
         does not fit, with the headers of its packets, would be cut up by the CPU, which then holds
         up all links.
         """
-        return max(MIN_BURST_BYTES, 3 * self.segment_bytes // 2)
+        return 3 * self.segment_bytes // 2
 
     def _set_kernel(self) -> None:
         """The settings of one namespace, before it has links."""
@@ -300,9 +304,12 @@ class VirtualCluster:
                     raise ClusterUnavailableError(f"{path} cannot be set: {error}") from error
 
 
-def _segment_bytes(bits_per_s: int) -> int:
-    """What TCP hands over at a time. At 1 Gbit/s the CPU has no time for shorter ones."""
-    return min(65_536, max(16_384, bits_per_s * 32_768 // 1_000_000_000))
+def _segment_bytes(bits_per_s: int, is_shared: bool) -> int:
+    """What TCP hands over at a time. An idle link lets half as much again pass at once, as no wire
+    does, so shorter is better while the processors have time for it. At 1 Gbit/s they have none.
+    """
+    least = MIN_SHARED_SEGMENT_BYTES if is_shared else MIN_SEGMENT_BYTES
+    return min(MAX_SEGMENT_BYTES, max(least, bits_per_s * 32_768 // 1_000_000_000))
 
 
 def _of_each(processors: float | Sequence[float] | None, hosts: int) -> list[float] | None:

@@ -22,7 +22,7 @@ from firecaffe.planner.cluster import Cluster, on_cores
 from firecaffe.planner.codec_cost import encoding_s, sent_share
 from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import Forecast, errors_of
-from firecaffe.planner.server_costs import PlannedKeeper, ServedClock, planned_keeper
+from firecaffe.planner.server_costs import QUEUED_BYTES, PlannedKeeper, ServedClock, planned_keeper
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import StepCost
 from firecaffe.planner.workload import Workload
@@ -176,6 +176,7 @@ class _Workers:
             return exchange * one_s if self.size > 1 else 0.0
 
         self.pull_s, self.push_s = sent_s(workload.parameter_bytes), sent_s(self.pushed_bytes)
+        self.queued_s = exchange * QUEUED_BYTES / outermost.bandwidth_bytes_per_s
 
     def _scaled(self, seconds: Seconds) -> Seconds:
         unit = 1.0 if self.words.speeds == "measured" else self.leaf_s
@@ -288,7 +289,7 @@ class _Workers:
         plan = Leaves(0, steps, steps, self.leaves, self.leaves * steps)
         policy = make_policy(config, plan, config.num_learners(self.size))
         take_s = self.update_s / gradients_per_update(config, self.leaves) + self.encoding_s
-        costs = keeper.costs(self.pull_s, self.push_s, take_s)
+        costs = keeper.costs(self.pull_s, self.push_s, take_s, self.queued_s)
         beside_s = keeper.beside_s(self.encoding_s, self.update_s)
         computed: list[float] = []
 

@@ -1,14 +1,16 @@
 """Prices the places where a server keeps its weights, and simulates a planned server's clock.
 
 A work goes through four stages: pull of the weights, computation, push of the gradient, update.
-Transfers under way share a port equally, as TCP's connections do. A worker's processor serves one
-work at a time, in order of arrival; worker 0's processor also makes updates. A learner does not
-pull a version that it already has.
+Transfers under way share a port equally, as TCP's connections do. One that begins later first waits
+for what the others have in the port's queue. A worker's processor serves one work at a time, in
+order of arrival; worker 0's processor also makes updates. A learner does not pull a version that it
+already has.
 """
 
 import heapq
 from collections import defaultdict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from firecaffe.synchrony.clock import Seconds, SimulatedClock
@@ -18,6 +20,11 @@ from firecaffe.synchrony.server_policies import Policy, Work
 PULL, COMPUTE, PUSH, TAKE = range(4)
 
 PROCESSOR = "processor"
+
+QUEUED_BYTES = 65_536
+"""Bytes that a connection has in a port's queue. Linux's TCP begins with a window of this size
+(`tcp_rmem`: 131,072 bytes by default, of which half is for data).
+"""
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,8 @@ class Costs:
     # Whether each worker serves an equal part of the weights. Then a pull and a push go in parts to
     # and from all others at once, through the ports of both.
     is_sharded: bool = False
+    # A transfer's part in a port's queue.
+    queued: float = 0.0
 
     @property
     def owners(self) -> int:
@@ -59,7 +68,7 @@ class ServedClock(SimulatedClock):
     def __init__(self, policy: Policy, seconds: Seconds, costs: Costs) -> None:
         super().__init__(policy, seconds)
         self._costs = costs
-        self._ports: defaultdict[str, _SharedPort] = defaultdict(_SharedPort)
+        self._ports = defaultdict[str, _SharedPort](partial(_SharedPort, costs.queued))
         self._processors: defaultdict[str, _Processor] = defaultdict(_Processor)
         self._busy: list[tuple[float, int, str, int]] = []
         """A heap of (end time, learner, name of the port or processor, its count of changes)."""
@@ -174,15 +183,18 @@ class _Processor:
 
 
 class _SharedPort:
-    """A port whose transfers under way have equal shares of its rate."""
+    """A port whose transfers under way have equal shares of its rate, behind a queue."""
 
-    def __init__(self) -> None:
+    def __init__(self, queued: float) -> None:
+        self._queued = queued
         self.changes = 0
         self._now_s = 0.0
         self._served_s = 0.0
         """Seconds of port time that a transfer present from the start would have received."""
         self._ends: list[tuple[float, tuple[int, int]]] = []
         """A heap of (value of `_served_s` at which a transfer ends, its learner and stage)."""
+        self._waiting: deque[tuple[float, float, tuple[int, int]]] = deque()
+        """(value of `_served_s` at which a transfer begins, its seconds, its learner and stage)."""
 
     @property
     def is_busy(self) -> bool:
@@ -195,18 +207,44 @@ class _SharedPort:
     @property
     def next_s(self) -> float:
         """When the next transfer ends if no other comes."""
-        return self._now_s + max(0.0, self._ends[0][0] - self._served_s) * len(self._ends)
+        now_s, served_s = self._now_s, self._served_s
+        count, first = len(self._ends), self._ends[0][0]
+        for start, took, _ in self._waiting:
+            if start >= first:
+                break
+            now_s += (start - served_s) * count
+            served_s, count, first = start, count + 1, min(first, start + took)
+        return now_s + max(0.0, first - served_s) * count
 
     def add(self, time_s: float, took: float, key: tuple[int, int]) -> None:
         self._advance(time_s)
-        heapq.heappush(self._ends, (self._served_s + took, key))
+        self._waiting.append((self._served_s + self._queued, took, key))
+        self._begin_first()
 
     def end(self, time_s: float) -> tuple[int, int]:
         self._advance(time_s)
-        return heapq.heappop(self._ends)[1]
+        _, key = heapq.heappop(self._ends)
+        self._begin_first()
+        return key
+
+    def _begin_first(self) -> None:
+        """Begin what waits in the queue of a port that is idle."""
+        if self._waiting and not self._ends:
+            self._begin()
+
+    def _begin(self) -> None:
+        _, took, key = self._waiting.popleft()
+        heapq.heappush(self._ends, (self._served_s + took, key))
 
     def _advance(self, time_s: float) -> None:
         self.changes += 1
+        while self._waiting:
+            start = self._waiting[0][0]
+            begins_s = self._now_s + (start - self._served_s) * len(self._ends)
+            if begins_s > time_s:
+                break
+            self._now_s, self._served_s = begins_s, start
+            self._begin()
         if self._ends:
             self._served_s += (time_s - self._now_s) / len(self._ends)
         self._now_s = time_s
@@ -224,8 +262,11 @@ class PlannedKeeper(Protocol):
     def messages(self) -> int:
         """The number of messages of a pull or a push."""
 
-    def costs(self, pull_s: float, push_s: float, take_s: float) -> Costs:
-        """Costs for the simulated clock. take_s: the server's time for a gradient."""
+    def costs(self, pull_s: float, push_s: float, take_s: float, queued_s: float) -> Costs:
+        """Costs for the simulated clock. take_s: the server's time for a gradient.
+
+        queued_s: a transfer's time in a port's queue.
+        """
 
     def beside_s(self, coded_s: float, update_s: float) -> float:
         """Seconds that a worker spends on its gradient. coded_s: to encode it."""
@@ -246,8 +287,8 @@ class AtFirstPrice:
     def said(self, codec: str) -> str:
         return f", {codec}" if codec else ""
 
-    def costs(self, pull_s: float, push_s: float, take_s: float) -> Costs:
-        return Costs(pull_s, push_s, take_s, self.size)
+    def costs(self, pull_s: float, push_s: float, take_s: float, queued_s: float) -> Costs:
+        return Costs(pull_s, push_s, take_s, self.size, queued=queued_s)
 
     def beside_s(self, coded_s: float, update_s: float) -> float:
         return coded_s
@@ -266,8 +307,8 @@ class InShardsPrice(AtFirstPrice):
     def said(self, codec: str) -> str:
         return ", sharded" + super().said(codec)
 
-    def costs(self, pull_s: float, push_s: float, take_s: float) -> Costs:
-        return Costs(pull_s, push_s, take_s, self.size, is_sharded=True)
+    def costs(self, pull_s: float, push_s: float, take_s: float, queued_s: float) -> Costs:
+        return replace(super().costs(pull_s, push_s, take_s, queued_s), is_sharded=True)
 
 
 @dataclass(frozen=True)
@@ -281,7 +322,7 @@ class LocklessPrice(AtFirstPrice):
     def said(self, codec: str) -> str:
         return ", no lock"
 
-    def costs(self, pull_s: float, push_s: float, take_s: float) -> Costs:
+    def costs(self, pull_s: float, push_s: float, take_s: float, queued_s: float) -> Costs:
         return Costs(workers=self.size)
 
     def beside_s(self, coded_s: float, update_s: float) -> float:

@@ -15,7 +15,7 @@ from firecaffe.planner.forecast import forecast
 from firecaffe.planner.library_rates import PLAIN
 from firecaffe.planner.modes import PlannedMode, alternatives, forecast_mode, modes_of
 from firecaffe.planner.recipe_workload import workload_of_model
-from firecaffe.planner.server_costs import Costs, ServedClock
+from firecaffe.planner.server_costs import Costs, ServedClock, _SharedPort
 from firecaffe.planner.workload import Workload
 from firecaffe.synchrony.clock import SimulatedClock, seconds_of
 from firecaffe.synchrony.config import SERVED, SynchronyConfig
@@ -93,6 +93,35 @@ def test_transfers_under_way_share_a_port_and_a_version_is_pulled_once() -> None
             [step_s * step for step in range(1, 11)]
         )
         assert (served.pulls, served.pushes) == moved
+
+
+def test_a_transfer_that_begins_later_waits_for_what_is_in_the_queue() -> None:
+    """One of 10 from 0, and one of 4 from 2, on a port with 3 of each transfer in its queue.
+
+    Until 5 the first alone is served; then both are, equally: the second ends at 5 + 2 * 4, and the
+    first has the port alone for the last 1.
+    """
+    port = _SharedPort(3.0)
+    port.add(0.0, 10.0, (0, 0))
+    assert port.next_s == 10.0
+    port.add(2.0, 4.0, (1, 0))
+    assert port.next_s == 13.0
+    assert port.end(13.0) == (1, 0)
+    assert port.next_s == 14.0
+    assert port.end(14.0) == (0, 0)
+    assert not port.is_busy
+
+
+def test_a_queue_keeps_two_owners_in_phase() -> None:
+    """If both pull and then both push, each direction carries one transfer at a time: 2 + 1 + 2."""
+    costs = Costs(pull=4.0, push=4.0, workers=2, is_sharded=True)
+    words: dict[str, Any] = {"learners": 2, "speeds": "gamma", "spread": 0.5}
+    queued, shared = (
+        events_of(clock("asynchronous", replace(costs, queued=queued), **words))[-1].time_s
+        for queued in (1.0, 0.0)
+    )
+    assert queued == pytest.approx(120 * 5, rel=0.1)
+    assert shared > 1.1 * queued
 
 
 @pytest.mark.parametrize("mode", SERVED)
