@@ -120,6 +120,13 @@ class FaultAgent(SimpleElasticAgent):
             self._exit_barrier()
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(self._ranks))
 
+    def raise_late_signal(self) -> None:
+        """Raise the signal that came too late to stop the run, if the caller has a handler."""
+        if self._signal is not None:
+            number = self._signal[1]
+            if signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler):
+                signal.raise_signal(number)
+
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         begun_s, met = time.monotonic(), threading.Event()
 

@@ -116,7 +116,9 @@ def launch(
         started = _Launch(
             command, hosts, max_restarts, address, secret, folder, advice, settle, aside
         )
-        return started.run()
+        folders = started.run()
+    started.agent.raise_late_signal()
+    return folders
 
 
 def _variables_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, str]:

@@ -164,6 +164,19 @@ def test_a_signal_after_the_last_step_does_not_undo_the_run(
     assert left == ["all hosts"] * is_done
 
 
+def test_the_callers_handler_gets_a_signal_that_came_too_late_to_stop_the_run() -> None:
+    """Else a program of several trainings would go on to the next one."""
+    agent, got = bare_agent(), []
+    with handlers_kept(SIGNALS):
+        agent._signal = 0.0, signal.SIGTERM
+        signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+        agent.raise_late_signal()
+        assert got == [signal.SIGTERM]
+        for default in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(signal.SIGTERM, default)
+            agent.raise_late_signal()
+
+
 class Interrupted:
     """Python drops what a destructor raises."""
 
