@@ -1,8 +1,8 @@
 """Prices the places where a server keeps its weights, and simulates a planned server's clock.
 
 A work goes through four stages: pull of the weights, computation, push of the gradient, update.
-Transfers under way share a port equally, as TCP's connections do. One that begins later first waits
-for what the others have in the port's queue. A worker's processor serves one work at a time, in
+Transfers under way share a port equally, as TCP's connections do. If a port has a queue, one that
+begins later first waits for what the others have in it. A worker's processor serves one work at a time, in
 order of arrival; worker 0's processor also makes updates. A learner does not pull a version that it
 already has.
 """
@@ -288,7 +288,7 @@ class AtFirstPrice:
         return f", {codec}" if codec else ""
 
     def costs(self, pull_s: float, push_s: float, take_s: float, queued_s: float) -> Costs:
-        return Costs(pull_s, push_s, take_s, self.size, queued=queued_s)
+        return Costs(pull_s, push_s, take_s, self.size)
 
     def beside_s(self, coded_s: float, update_s: float) -> float:
         return coded_s
@@ -308,7 +308,12 @@ class InShardsPrice(AtFirstPrice):
         return ", sharded" + super().said(codec)
 
     def costs(self, pull_s: float, push_s: float, take_s: float, queued_s: float) -> Costs:
-        return replace(super().costs(pull_s, push_s, take_s, queued_s), is_sharded=True)
+        # A queue brings two owners into phase from any start. More come into one of several
+        # patterns, and which one is not known; without a queue they are forecast in none of them.
+        queued = queued_s if self.size == 2 else 0.0
+        return replace(
+            super().costs(pull_s, push_s, take_s, queued_s), is_sharded=True, queued=queued
+        )
 
 
 @dataclass(frozen=True)
