@@ -2,9 +2,9 @@
 
 A work goes through four stages: pull of the weights, computation, push of the gradient, update.
 Transfers under way share a port equally, as TCP's connections do. If a port has a queue, one that
-begins later first waits for what the others have in it. A worker's processor serves one work at a time, in
-order of arrival; worker 0's processor also makes updates. A learner does not pull a version that it
-already has.
+begins later first waits for what the others have in it. A worker's processor serves one work at a
+time, in order of arrival; worker 0's processor also makes updates. A learner does not pull a
+version that it already has.
 """
 
 import heapq
