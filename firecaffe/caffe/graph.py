@@ -7,7 +7,7 @@ modules: their tops are the net's inputs, and data sets replace them.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from firecaffe.caffe.layers.spec import Kind, Shape, Spec, check_bottoms
+from firecaffe.caffe.layers.spec import Kind, Shape, Spec
 from firecaffe.caffe.message import CaffeError, Message
 
 PHASES = ("TRAIN", "TEST")
@@ -102,12 +102,13 @@ class GraphStep:
 
     def spec(self, bottoms: Sequence[Shape], phase: str) -> Spec:
         """Describe the layer for bottoms of these shapes. Raises CaffeError for a wrong number."""
-        layer, kind, counts = self.layer, self.kind, self.kind.bottoms
+        layer, kind = self.layer, self.kind
         param = layer.message(kind.param) if kind.param else Message(where=layer.where)
+        param.ignore(*kind.ignored)
         phase = phase_of(layer, phase)
         spec = Spec(self.name, self.type, layer, param, bottoms, len(self.tops), phase)
-        if counts:
-            check_bottoms(spec, *counts)
+        if kind.bottoms:
+            spec.check_bottoms(*kind.bottoms)
         return spec
 
 

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.fillers import filler
-from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, check_tops
+from firecaffe.caffe.layers.spec import ENGINE, Kind, Spec
 from firecaffe.caffe.local_response_norm import LocalResponseNorm, LocalResponseNormWithinChannel
 
 
@@ -74,7 +73,6 @@ class BatchNorm(nn.Module):
 
 def batch_norm(spec: Spec) -> nn.Module:
     param, bottom = spec.param, spec.bottoms[0]
-    param.ignore("engine")
     uses_sums = param.flag("use_global_stats") if param.has("use_global_stats") else None
     eps, kept = param.number("eps", 1e-5), param.number("moving_average_fraction", 0.999)
     if not (eps > 0 and math.isfinite(eps)):
@@ -163,10 +161,9 @@ def normalized(
 
 
 def fork_batch_norm(spec: Spec) -> nn.Module:
-    check_axes(spec, 4)
-    check_tops(spec, 1)
+    spec.check_axes(4)
+    spec.check_tops(1)
     param, channels = spec.param, spec.bottoms[0][1]
-    param.ignore("engine")
     is_averaged, is_own = any(map(param.has, AVERAGED)), any(map(param.has, OWN))
     if is_averaged == is_own:
         raise spec.error(
@@ -185,7 +182,7 @@ def fork_batch_norm(spec: Spec) -> nn.Module:
         module = SegNetBN(channels) if mode == "LEARN" else ScaleShift(channels)
         names = OWN[:2]
     for word, blob in zip(names, (module.weight, module.bias), strict=True):
-        filler(param.message(word))(blob)
+        spec.fill(word, blob)
     return module
 
 
@@ -237,7 +234,7 @@ def normalize(spec: Spec) -> Normalize:
         param.number("eps", 1e-10),
     )
     if param.has("scale_filler"):
-        filler(param.message("scale_filler"))(module.weight)
+        spec.fill("scale_filler", module.weight)
     return module
 
 
@@ -254,7 +251,6 @@ def mvn(spec: Spec) -> MVN:
 
 def lrn(spec: Spec) -> nn.Module:
     param = spec.param
-    param.ignore("engine")
     size, alpha = param.integer("local_size", 5), param.number("alpha", 1.0)
     beta, k = param.number("beta", 0.75), param.number("k", 1.0)
     if size < 1 or size % 2 == 0:
@@ -266,9 +262,11 @@ def lrn(spec: Spec) -> nn.Module:
 
 
 LAYERS = {
-    "BatchNorm": Kind(batch_norm, "batch_norm_param", ("mean", "variance", "factor")),
-    "BN": Kind(fork_batch_norm, "bn_param", ("weight", "bias", "mean", "variance")),
+    "BatchNorm": Kind(
+        batch_norm, "batch_norm_param", ("mean", "variance", "factor"), ignored=ENGINE
+    ),
+    "BN": Kind(fork_batch_norm, "bn_param", ("weight", "bias", "mean", "variance"), ignored=ENGINE),
     "MVN": Kind(mvn, "mvn_param", ()),
     "Normalize": Kind(normalize, "norm_param", ("weight",)),
-    "LRN": Kind(lrn, "lrn_param"),
+    "LRN": Kind(lrn, "lrn_param", ignored=ENGINE),
 }

@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec, axis_of, check_axes, check_tops, positive, shown
+from firecaffe.caffe.layers.spec import Kind, Spec, shown
 
 
 class Product(nn.Module):
@@ -56,7 +56,6 @@ def eltwise(spec: Spec) -> nn.Module:
             "two or more of the same shape"
         )
     param = spec.param
-    param.ignore("stable_prod_grad")
     operation = param.choice("operation", ("PROD", "SUM", "MAX"), "SUM")
     coefficients = param.numbers("coeff")
     if coefficients and len(coefficients) != len(spec.bottoms):
@@ -84,7 +83,7 @@ def concat(spec: Spec) -> nn.Module:
     if not spec.bottoms:
         raise spec.error(" has no bottom")
     word = "concat_dim" if spec.param.has("concat_dim") else "axis"
-    axis = axis_of(spec, word, 1, spec.bottoms[0])
+    axis = spec.axis(word, 1)
     others = {(*shape[:axis], *shape[axis + 1 :]) for shape in spec.bottoms}
     if len(others) > 1 or len({len(shape) for shape in spec.bottoms}) > 1:
         raise spec.error(
@@ -108,7 +107,7 @@ class Slice(nn.Module):
 
 def slice_(spec: Spec) -> nn.Module:
     param, bottom = spec.param, spec.bottoms[0]
-    axis = axis_of(spec, "slice_dim" if param.has("slice_dim") else "axis", 1, bottom)
+    axis = spec.axis("slice_dim" if param.has("slice_dim") else "axis", 1)
     size, points = bottom[axis], param.integers("slice_point")
     if points:
         ends = [0, *points, size]
@@ -200,8 +199,8 @@ class Tile(nn.Module):
 
 def argmax(spec: Spec) -> ArgMax:
     param, bottom = spec.param, spec.bottoms[0]
-    axis = axis_of(spec, "axis", 0, spec.bottoms[0]) if param.has("axis") else None
-    top_k = positive(spec, "top_k", 1)
+    axis = spec.axis("axis", 0) if param.has("axis") else None
+    top_k = spec.positive("top_k", 1)
     most = math.prod(bottom[1:]) if axis is None else bottom[axis]
     if top_k > most:
         raise param.error(
@@ -213,13 +212,13 @@ def argmax(spec: Spec) -> ArgMax:
 def reduction(spec: Spec) -> Reduction:
     return Reduction(
         spec.param.choice("operation", OPERATIONS, "SUM"),
-        axis_of(spec, "axis", 0, spec.bottoms[0]),
+        spec.axis("axis", 0),
         spec.param.number("coeff", 1.0),
     )
 
 
 def tile(spec: Spec) -> Tile:
-    return Tile(axis_of(spec, "axis", 1, spec.bottoms[0]), positive(spec, "tiles"))
+    return Tile(spec.axis("axis", 1), spec.positive("tiles"))
 
 
 class BatchReindex(nn.Module):
@@ -241,12 +240,12 @@ class Filter(nn.Module):
 
 
 def batch_reindex(spec: Spec) -> BatchReindex:
-    check_axes(spec, 1, bottom=1)
+    spec.check_axes(1, bottom=1)
     return BatchReindex()
 
 
 def filtered(spec: Spec) -> Filter:
-    check_tops(spec, len(spec.bottoms) - 1)
+    spec.check_tops(len(spec.bottoms) - 1)
     *values, selector = spec.bottoms
     if not values or any(size != 1 for size in selector[1:]):
         raise spec.error(
@@ -262,7 +261,7 @@ def filtered(spec: Spec) -> Filter:
 
 LAYERS = {
     "Concat": Kind(concat, "concat_param", bottoms=()),
-    "Eltwise": Kind(eltwise, "eltwise_param", bottoms=()),
+    "Eltwise": Kind(eltwise, "eltwise_param", bottoms=(), ignored=("stable_prod_grad",)),
     "Slice": Kind(slice_, "slice_param"),
     "Split": Kind(split),
     "ArgMax": Kind(argmax, "argmax_param", ()),

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, positive
+from firecaffe.caffe.layers.spec import Kind, Spec
 
 EQUAL = 1e-6
 """Aspect ratios that differ by less count as equal."""
@@ -62,8 +62,8 @@ class PriorBox(nn.Module):
 
 
 def prior_box(spec: Spec) -> PriorBox:
-    check_axes(spec, 4)
-    check_axes(spec, 4, bottom=1)
+    spec.check_axes(4)
+    spec.check_axes(4, bottom=1)
     param = spec.param
     variances = param.numbers("variance") or [0.1]
     if len(variances) not in (1, 4) or min(variances) <= 0:
@@ -272,7 +272,7 @@ def best_of_image(scores: Tensor, kept: Tensor, most: int) -> Tensor:
 
 
 def detection_output(spec: Spec) -> DetectionOutput:
-    check_axes(spec, 3, bottom=2)
+    spec.check_axes(3, bottom=2)
     param, nms = spec.param, spec.param.message("nms_param")
     nms_threshold, eta = nms.number("nms_threshold", 0.3), nms.number("eta", 1.0)
     if not 0 < eta <= 1:
@@ -285,7 +285,7 @@ def detection_output(spec: Spec) -> DetectionOutput:
     if not param.flag("visualize"):
         param.ignore("visualize_threshold", "save_file")
     rules = Rules(
-        positive(spec, "num_classes"),
+        spec.positive("num_classes"),
         param.flag("share_location", True),
         param.integer("background_label_id"),
         param.choice("code_type", CODES, "CORNER"),

@@ -12,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.fillers import filler
-from firecaffe.caffe.layers.spec import Kind, Shape, Spec, axis_of, shown
+from firecaffe.caffe.layers.spec import ENGINE, Kind, Shape, Spec, shown
 
 
 class Element(nn.Module):
@@ -33,8 +32,13 @@ def _element(function: Callable[..., Tensor], **settings: float) -> Element:
     return Element(partial(function, **settings), shown)
 
 
+def element(spec: Spec, function: Callable[..., Tensor], **defaults: float) -> Element:
+    """Make a function whose settings are the numbers of the layer's message."""
+    number = spec.param.number
+    return _element(function, **{word: number(word, value) for word, value in defaults.items()})
+
+
 def relu(spec: Spec) -> nn.Module:
-    spec.param.ignore("engine")
     slope = spec.param.number("negative_slope")
     return nn.LeakyReLU(slope) if slope else nn.ReLU()
 
@@ -44,7 +48,7 @@ def prelu(spec: Spec) -> nn.Module:
         raise spec.error(": its bottom has no channels")
     is_shared = spec.param.flag("channel_shared")
     module = nn.PReLU(1 if is_shared else spec.bottoms[0][1])
-    filler(spec.param.message("filler"), 0.25)(module.weight)
+    spec.fill("filler", module.weight, 0.25)
     return module
 
 
@@ -53,11 +57,11 @@ def elu(spec: Spec) -> nn.Module:
 
 
 def plain(spec: Spec, make: Callable[[], nn.Module]) -> nn.Module:
-    spec.param.ignore("engine")
     return make()
 
 
 def _raised(x: Tensor, power: float, scale: float, shift: float) -> Tensor:
+    """Compute (shift + scale x) ^ power."""
     if power == 0:
         return torch.ones_like(x)
     y = x * scale if scale != 1 else x
@@ -65,13 +69,6 @@ def _raised(x: Tensor, power: float, scale: float, shift: float) -> Tensor:
     if power == 1:
         return y if y is not x else x.clone()
     return y.square() if power == 2 else y**power
-
-
-def power(spec: Spec) -> nn.Module:
-    """Compute (shift + scale x) ^ power."""
-    param = spec.param
-    power, scale = param.number("power", 1.0), param.number("scale", 1.0)
-    return _element(_raised, power=power, scale=scale, shift=param.number("shift", 0.0))
 
 
 def _exponential(x: Tensor, factor: float, outer: float) -> Tensor:
@@ -108,17 +105,8 @@ def _is_above(x: Tensor, threshold: float) -> Tensor:
     return (x > threshold).to(x.dtype)
 
 
-def threshold(spec: Spec) -> nn.Module:
-    return _element(_is_above, threshold=spec.param.number("threshold", 0.0))
-
-
 def _swish(x: Tensor, beta: float) -> Tensor:
     return F.silu(x) if beta == 1 else x * torch.sigmoid(x * beta)
-
-
-def swish(spec: Spec) -> nn.Module:
-    spec.param.ignore("engine")
-    return _element(_swish, beta=spec.param.number("beta", 1.0))
 
 
 def clip(spec: Spec) -> nn.Module:
@@ -190,7 +178,7 @@ def _shape(spec: Spec) -> tuple[Shape, int]:
     bottom = spec.bottoms[0]
     if len(spec.bottoms) == 2 and spec.bottoms[1] == ():
         return (), len(bottom)
-    axis = axis_of(spec, "axis", 1, bottom)
+    axis = spec.axis("axis", 1)
     count = spec.param.integer("num_axes", 1)
     if len(spec.bottoms) == 2:
         count = len(spec.bottoms[1])
@@ -210,21 +198,15 @@ def scale(spec: Spec) -> nn.Module:
     shape, ones = _shape(spec)
     has_bias = spec.param.flag("bias_term")
     module = Scale(shape, ones, has_weight=len(spec.bottoms) == 1, has_bias=has_bias)
-    fill_weight = filler(spec.param.message("filler"), 1.0)
-    fill_bias = filler(spec.param.message("bias_filler"))
-    if module.weight is not None:
-        fill_weight(module.weight)
-    if module.bias is not None:
-        fill_bias(module.bias)
+    spec.fill("filler", module.weight, 1.0)
+    spec.fill("bias_filler", module.bias)
     return module
 
 
 def bias(spec: Spec) -> nn.Module:
     shape, ones = _shape(spec)
     module = Bias(shape, ones, has_bias=len(spec.bottoms) == 1)
-    fill = filler(spec.param.message("filler"))
-    if module.bias is not None:
-        fill(module.bias)
+    spec.fill("filler", module.bias)
     return module
 
 
@@ -272,13 +254,15 @@ LAYERS = {
     "Exp": Kind(exp, "exp_param"),
     "Log": Kind(log, "log_param"),
     "PReLU": Kind(prelu, "prelu_param"),
-    "Power": Kind(power, "power_param"),
-    "ReLU": Kind(relu, "relu_param"),
-    "ReLU6": Kind(partial(plain, make=nn.ReLU6), "relu6_param"),
-    "Sigmoid": Kind(partial(plain, make=nn.Sigmoid), "sigmoid_param"),
-    "Swish": Kind(swish, "swish_param"),
-    "TanH": Kind(partial(plain, make=nn.Tanh), "tanh_param"),
-    "Threshold": Kind(threshold, "threshold_param"),
+    "Power": Kind(
+        partial(element, function=_raised, power=1.0, scale=1.0, shift=0.0), "power_param"
+    ),
+    "ReLU": Kind(relu, "relu_param", ignored=ENGINE),
+    "ReLU6": Kind(partial(plain, make=nn.ReLU6), "relu6_param", ignored=ENGINE),
+    "Sigmoid": Kind(partial(plain, make=nn.Sigmoid), "sigmoid_param", ignored=ENGINE),
+    "Swish": Kind(partial(element, function=_swish, beta=1.0), "swish_param", ignored=ENGINE),
+    "TanH": Kind(partial(plain, make=nn.Tanh), "tanh_param", ignored=ENGINE),
+    "Threshold": Kind(partial(element, function=_is_above, threshold=0.0), "threshold_param"),
     "Dropout": Kind(dropout, "dropout_param"),
     "Bias": Kind(bias, "bias_param", ("bias",), bottoms=(1, 2)),
     "Scale": Kind(scale, "scale_param", bottoms=(1, 2)),

@@ -19,22 +19,15 @@ caffe.berkeleyvision.org/doxygen.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.fillers import filler, unfilled
-from firecaffe.caffe.layers.spec import (
-    Kind,
-    Spec,
-    axis_of,
-    check_axes,
-    height_width,
-    positive,
-    shown,
-)
+from firecaffe.caffe.fillers import unfilled
+from firecaffe.caffe.layers.spec import ENGINE, Kind, Spec, shown
 from firecaffe.caffe.message import Field, Message
 
 
@@ -48,16 +41,18 @@ class Deconvolutions(nn.ConvTranspose2d):
         return tuple(super(Deconvolutions, self).forward(bottom) for bottom in bottoms)
 
 
-def _make(spec: Spec, one: type[nn.Module], several: type[nn.Module]) -> nn.Module:
+def convolution(
+    spec: Spec, one: type[nn.Module] = nn.Conv2d, several: type[nn.Module] = Convolutions
+) -> nn.Module:
+    """Make a module of type `one`, or `several` if there are several bottoms."""
     param = spec.param
-    param.ignore("engine", "force_nd_im2col")
     if not spec.bottoms or any(len(bottom) != 4 for bottom in spec.bottoms):
         shapes = ", ".join(map(shown, spec.bottoms)) or "nothing"
         raise spec.error(
             f" goes over {shapes}; expected batch x channels x rows x "
             "columns (convolutions of one and of three dimensions are not built)"
         )
-    if axis_of(spec, "axis", 1, spec.bottoms[0]) != 1:
+    if spec.axis("axis", 1) != 1:
         raise spec.error(": expected axis 1, the channels", "axis")
     channels, outputs = spec.bottoms[0][1], param.integer("num_output")
     groups = param.integer("group", 1)
@@ -68,42 +63,31 @@ def _make(spec: Spec, one: type[nn.Module], several: type[nn.Module]) -> nn.Modu
             "group" if param.has("group") else "num_output",
         )
     sizes: dict[str, Any] = {
-        "kernel_size": height_width(spec, "kernel_size", None, "kernel"),
-        "stride": height_width(spec, "stride", 1),
-        "padding": height_width(spec, "pad", 0),
-        "dilation": height_width(spec, "dilation", 1),
+        "kernel_size": spec.height_width("kernel_size", None, "kernel"),
+        "stride": spec.height_width("stride", 1),
+        "padding": spec.height_width("pad", 0),
+        "dilation": spec.height_width("dilation", 1),
     }
     for name, pair in sizes.items():
         least = 0 if name == "padding" else 1
         if min(pair) < least:
             raise spec.error(f" has a {name} of {shown(pair)}; expected {least} or more")
-    has_bias = param.flag("bias_term", True)
     module = unfilled(
         one if len(spec.bottoms) == 1 else several,
         channels,
         outputs,
         **sizes,
         groups=groups,
-        bias=has_bias,
+        bias=param.flag("bias_term", True),
     )
-    filler(param.message("weight_filler"))(module.weight)
-    fill_bias = filler(param.message("bias_filler"))
-    if has_bias:
-        fill_bias(module.bias)
+    spec.fill("weight_filler", module.weight)
+    spec.fill("bias_filler", module.bias)
     result: nn.Module = module
     return result
 
 
-def convolution(spec: Spec) -> nn.Module:
-    return _make(spec, nn.Conv2d, Convolutions)
-
-
-def deconvolution(spec: Spec) -> nn.Module:
-    return _make(spec, nn.ConvTranspose2d, Deconvolutions)
-
-
 def depthwise(spec: Spec) -> nn.Module:
-    check_axes(spec, 4)
+    spec.check_axes(4)
     param, channels = spec.param, spec.bottoms[0][1]
     outputs = param.integer("num_output", channels)
     if outputs != channels:
@@ -130,7 +114,7 @@ class Crop(nn.Module):
 
 def crop(spec: Spec) -> Crop:
     whole, like = spec.bottoms
-    axis, offsets = axis_of(spec, "axis", 2, whole), spec.param.integers("offset")
+    axis, offsets = spec.axis("axis", 2), spec.param.integers("offset")
     count = len(whole) - axis
     if len(offsets) <= 1:
         offsets = (offsets or [0]) * count
@@ -200,7 +184,7 @@ class Unpool(nn.Module):
 
 
 def interp(spec: Spec) -> Interp:
-    check_axes(spec, 4)
+    spec.check_axes(4)
     param = spec.param
     cut = (-param.integer("pad_beg"), -param.integer("pad_end"))
     if min(cut) < 0:
@@ -213,20 +197,20 @@ def interp(spec: Spec) -> Interp:
         )
     size = None
     if param.has("height") or param.has("width"):
-        size = (positive(spec, "height"), positive(spec, "width"))
+        size = (spec.positive("height"), spec.positive("width"))
     has_factor = param.has("shrink_factor") or param.has("zoom_factor")
     if has_factor == (size is not None):
         raise spec.error(
             f" needs height and width, or shrink_factor or zoom_factor; "
             f"found {'both' if has_factor else 'neither'}"
         )
-    return Interp(positive(spec, "shrink_factor", 1), positive(spec, "zoom_factor", 1), size, cut)
+    return Interp(spec.positive("shrink_factor", 1), spec.positive("zoom_factor", 1), size, cut)
 
 
 def upsample(spec: Spec) -> Upsample | Unpool:
-    check_axes(spec, 4)
+    spec.check_axes(4)
     if len(spec.bottoms) == 1:
-        return Upsample(positive(spec, "scale", 2))
+        return Upsample(spec.positive("scale", 2))
     return Unpool(unpooled(spec))
 
 
@@ -239,10 +223,10 @@ def unpooled(spec: Spec) -> tuple[int, int]:
         )
     if param.has("upsample_h") or param.has("upsample_w"):
         param.ignore("scale", "scale_h", "scale_w", "pad_out_h", "pad_out_w")
-        return positive(spec, "upsample_h"), positive(spec, "upsample_w")
-    scale = positive(spec, "scale", 2)
-    height = spec.bottoms[0][2] * positive(spec, "scale_h", scale)
-    width = spec.bottoms[0][3] * positive(spec, "scale_w", scale)
+        return spec.positive("upsample_h"), spec.positive("upsample_w")
+    scale = spec.positive("scale", 2)
+    height = spec.bottoms[0][2] * spec.positive("scale_h", scale)
+    width = spec.bottoms[0][3] * spec.positive("scale_w", scale)
     return height - param.flag("pad_out_h"), width - param.flag("pad_out_w")
 
 
@@ -269,10 +253,8 @@ class TransposedInnerProduct(nn.Module):
 def inner_product(spec: Spec) -> nn.Module:
     """Make a plain nn.Linear if possible, since other code knows it; the net flattens its input."""
     param = spec.param
-    param.ignore("engine")
-    bottom = spec.bottoms[0]
-    axis = axis_of(spec, "axis", 1, bottom)
-    outputs, inputs = param.integer("num_output"), math.prod(bottom[axis:])
+    axis = spec.axis("axis", 1)
+    outputs, inputs = param.integer("num_output"), math.prod(spec.bottoms[0][axis:])
     if outputs < 1:
         raise spec.error(f": num_output is {outputs}")
     has_bias = param.flag("bias_term", True)
@@ -283,10 +265,8 @@ def inner_product(spec: Spec) -> nn.Module:
         module = InnerProductFrom(inputs, outputs, axis, has_bias)
     else:
         module = unfilled(nn.Linear, inputs, outputs, bias=has_bias)
-    filler(param.message("weight_filler"))(module.weight)
-    fill_bias = filler(param.message("bias_filler"))
-    if module.bias is not None:
-        fill_bias(module.bias)
+    spec.fill("weight_filler", module.weight)
+    spec.fill("bias_filler", module.bias)
     return module
 
 
@@ -306,24 +286,30 @@ class Embed(nn.Module):
 def embed(spec: Spec) -> Embed:
     param = spec.param
     module = Embed(
-        positive(spec, "input_dim"), positive(spec, "num_output"), param.flag("bias_term", True)
+        spec.positive("input_dim"), spec.positive("num_output"), param.flag("bias_term", True)
     )
-    filler(param.message("weight_filler"))(module.weight)
+    spec.fill("weight_filler", module.weight)
     if module.bias is not None:
-        filler(param.message("bias_filler"))(module.bias)
+        spec.fill("bias_filler", module.bias)
     else:
         param.ignore("bias_filler")
     return module
 
 
+IGNORED = (*ENGINE, "force_nd_im2col")
 LAYERS = {
-    "Convolution": Kind(convolution, "convolution_param", bottoms=()),
-    "Deconvolution": Kind(deconvolution, "convolution_param", bottoms=()),
-    "ConvolutionDepthwise": Kind(depthwise, "convolution_param"),
-    "DepthwiseConvolution": Kind(depthwise, "convolution_param"),
+    "Convolution": Kind(convolution, "convolution_param", bottoms=(), ignored=IGNORED),
+    "Deconvolution": Kind(
+        partial(convolution, one=nn.ConvTranspose2d, several=Deconvolutions),
+        "convolution_param",
+        bottoms=(),
+        ignored=IGNORED,
+    ),
+    "ConvolutionDepthwise": Kind(depthwise, "convolution_param", ignored=IGNORED),
+    "DepthwiseConvolution": Kind(depthwise, "convolution_param", ignored=IGNORED),
     "Crop": Kind(crop, "crop_param", (), bottoms=(2,)),
     "Interp": Kind(interp, "interp_param", ()),
     "Upsample": Kind(upsample, "upsample_param", (), bottoms=(1, 2)),
-    "InnerProduct": Kind(inner_product, "inner_product_param"),
+    "InnerProduct": Kind(inner_product, "inner_product_param", ignored=ENGINE),
     "Embed": Kind(embed, "embed_param"),
 }

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.caffe.binary import opened, read_blob
-from firecaffe.caffe.layers.spec import Kind, Spec, axis_of
+from firecaffe.caffe.layers.spec import ENGINE, Kind, Spec
 from firecaffe.caffe.message import Message
 
 FULL, VALID, BATCH_SIZE, NONE = NORMALIZATIONS = ("FULL", "VALID", "BATCH_SIZE", "NONE")
@@ -110,8 +110,7 @@ class SoftmaxWithLoss(nn.Module):
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
-        self.axis = axis_of(spec, "axis", 1, spec.bottoms[0])
-        spec.param.ignore("engine")
+        self.axis = spec.axis("axis", 1)
         self.normalization = normalization_of(spec.layer)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
@@ -146,7 +145,7 @@ class InfogainLoss(nn.Module):
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
-        self.axis = axis_of(spec, "axis", 1, spec.bottoms[0])
+        self.axis = spec.axis("axis", 1)
         self.normalization = normalization_of(spec.layer)
         source = spec.param.text("source")
         if len(spec.bottoms) < 3 and not source:
@@ -211,7 +210,7 @@ class Accuracy(nn.Module):
     def __init__(self, spec: Spec) -> None:
         super().__init__()
         self.spec = spec
-        self.axis = axis_of(spec, "axis", 1, spec.bottoms[0])
+        self.axis = spec.axis("axis", 1)
         self.top_k = spec.param.integer("top_k", 1)
         self.ignore_label = ignored_label(spec.param)
         if not 1 <= self.top_k <= max(1, spec.bottoms[0][self.axis]):
@@ -250,8 +249,7 @@ class Accuracy(nn.Module):
 
 
 def softmax(spec: Spec) -> nn.Module:
-    spec.param.ignore("engine")
-    return nn.Softmax(dim=axis_of(spec, "axis", 1, spec.bottoms[0]))
+    return nn.Softmax(spec.axis("axis", 1))
 
 
 EPSILON = 1e-4
@@ -278,7 +276,6 @@ class SigmoidCrossEntropyLoss(nn.Module):
 
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        spec.layer.message("sigmoid_param").ignore("engine")
         self.spec = spec
         self.normalization = normalization_of(spec.layer)
 
@@ -361,14 +358,18 @@ LAYERS = {
     "HingeLoss": Kind(HingeLoss, "hinge_loss_param", (), is_loss=True, bottoms=(2,)),
     "InfogainLoss": Kind(InfogainLoss, "infogain_loss_param", (), is_loss=True, bottoms=(2, 3)),
     "MultinomialLogisticLoss": Kind(MultinomialLogisticLoss, "", (), is_loss=True, bottoms=(2,)),
-    "SoftmaxWithLoss": Kind(SoftmaxWithLoss, "softmax_param", (), is_loss=True, bottoms=(2,)),
+    "SoftmaxWithLoss": Kind(
+        SoftmaxWithLoss, "softmax_param", (), is_loss=True, bottoms=(2,), ignored=ENGINE
+    ),
     "Accuracy": Kind(Accuracy, "accuracy_param", (), takes_targets=True, bottoms=(2,)),
-    "Softmax": Kind(softmax, "softmax_param"),
+    "Softmax": Kind(softmax, "softmax_param", ignored=ENGINE),
     "ContrastiveLoss": Kind(
         ContrastiveLoss, "contrastive_loss_param", (), is_loss=True, bottoms=(3,)
     ),
     "EuclideanLoss": Kind(EuclideanLoss, "", (), is_loss=True, bottoms=(2,)),
     "L1Loss": Kind(L1Loss, "", (), is_loss=True, bottoms=(2,)),
-    "SigmoidCrossEntropyLoss": Kind(SigmoidCrossEntropyLoss, "", (), is_loss=True, bottoms=(2,)),
+    "SigmoidCrossEntropyLoss": Kind(
+        SigmoidCrossEntropyLoss, "sigmoid_param", (), is_loss=True, bottoms=(2,), ignored=ENGINE
+    ),
     "SmoothL1Loss": Kind(SmoothL1Loss, "smooth_l1_loss_param", (), is_loss=True, bottoms=(2, 3, 4)),
 }

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, height_width, positive, shown
+from firecaffe.caffe.layers.spec import ENGINE, Kind, Spec, shown
 
 POOLS = ("MAX", "AVE", "STOCHASTIC")
 
@@ -135,13 +135,12 @@ class StochasticPool(_Windows):
 
 def pooling(spec: Spec) -> nn.Module:
     param, bottom = spec.param, spec.bottoms[0]
-    param.ignore("engine")
     if len(bottom) != 4:
         raise spec.error(f" goes over {shown(bottom)}; expected batch x channels x rows x columns")
     method, places = param.choice("pool", POOLS, "MAX"), spec.num_tops > 1
     if places and method != "MAX":
         raise spec.error(": a second top, the places, is of MAX alone")
-    pad, stride = height_width(spec, "pad", 0), height_width(spec, "stride", 1)
+    pad, stride = spec.height_width("pad", 0), spec.height_width("stride", 1)
     if param.flag("global_pooling"):
         if pad != (0, 0) or stride != (1, 1):
             raise spec.error(": global_pooling has no pad and a stride of 1")
@@ -153,7 +152,7 @@ def pooling(spec: Spec) -> nn.Module:
             return GlobalMaxPool()
         kernel = (bottom[2], bottom[3])
     else:
-        kernel = height_width(spec, "kernel_size", None, "kernel")
+        kernel = spec.height_width("kernel_size", None, "kernel")
     if min(*kernel, *stride) < 1 or any(p >= k for p, k in zip(pad, kernel, strict=True)):
         raise spec.error(
             f" has windows of {shown(kernel)}, a stride of {shown(stride)} and padding of "
@@ -230,9 +229,8 @@ def windows(size: int, bins: int) -> tuple[int, int, int]:
 
 
 def spp(spec: Spec) -> SPP:
-    check_axes(spec, 4)
-    param, levels = spec.param, positive(spec, "pyramid_height")
-    param.ignore("engine")
+    spec.check_axes(4)
+    param, levels = spec.param, spec.positive("pyramid_height")
     pool = param.choice("pool", POOLS, "MAX")
     if pool == "STOCHASTIC":
         raise param.error("pool is STOCHASTIC; expected MAX or AVE", "pool")
@@ -248,4 +246,7 @@ def spp(spec: Spec) -> SPP:
     return SPP(levels, pool)
 
 
-LAYERS = {"Pooling": Kind(pooling, "pooling_param"), "SPP": Kind(spp, "spp_param", ())}
+LAYERS = {
+    "Pooling": Kind(pooling, "pooling_param", ignored=ENGINE),
+    "SPP": Kind(spp, "spp_param", (), ignored=ENGINE),
+}

@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.fillers import filler
-from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, check_bottoms, check_tops, positive
+from firecaffe.caffe.layers.spec import Kind, Spec
 
 MAX_STEPS = 10_000
 """The maximum steps of a sequence. Each is computed separately; Caffe makes layers of each."""
@@ -122,14 +121,12 @@ class ContinuationIndicator(nn.Module):
 
 
 def recurrent(spec: Spec, kind: type[Recurrent]) -> Recurrent:
-    param = spec.param
-    expose = param.flag("expose_hidden")
-    param.ignore("debug_info")
+    expose = spec.param.flag("expose_hidden")
     exposed = kind.states if expose else 0
-    check_bottoms(spec, 2 + exposed, 3 + exposed)
-    check_tops(spec, 1 + exposed)
+    spec.check_bottoms(2 + exposed, 3 + exposed)
+    spec.check_tops(1 + exposed)
     values, cont = tuple(spec.bottoms[0]), tuple(spec.bottoms[1])
-    num_output = positive(spec, "num_output")
+    num_output = spec.positive("num_output")
     if len(values) < 2 or cont != values[:2]:
         raise spec.error(
             f" has the bottoms {values} and {cont}; expected "
@@ -151,15 +148,14 @@ def recurrent(spec: Spec, kind: type[Recurrent]) -> Recurrent:
             )
     module = kind(math.prod(values[2:]), static, num_output, expose)
     for name, tensor in module.named_parameters():
-        word = "bias_filler" if name.endswith("bias") else "weight_filler"
-        filler(param.message(word))(tensor)
+        spec.fill("bias_filler" if name.endswith("bias") else "weight_filler", tensor)
     return module
 
 
 def lstm_unit(spec: Spec) -> LSTMUnit:
-    check_tops(spec, 2)
+    spec.check_tops(2)
     for bottom, axes in enumerate((3, 3, 2)):
-        check_axes(spec, axes, bottom)
+        spec.check_axes(axes, bottom)
     _, streams, size = spec.bottoms[0]
     if tuple(spec.bottoms[1]) != (1, streams, 4 * size) or tuple(spec.bottoms[2]) != (1, streams):
         raise spec.error(
@@ -170,17 +166,22 @@ def lstm_unit(spec: Spec) -> LSTMUnit:
 
 
 def continuation_indicator(spec: Spec) -> ContinuationIndicator:
-    return ContinuationIndicator(positive(spec, "time_step"), positive(spec, "batch_size"))
+    return ContinuationIndicator(spec.positive("time_step"), spec.positive("batch_size"))
 
 
 LSTM_BLOBS = ("input_weight", "bias", "static_weight", "hidden_weight")
 RNN_BLOBS = (*LSTM_BLOBS, "output_weight", "output_bias")
+IGNORED = ("debug_info",)
 
 LAYERS = {
     "ContinuationIndicator": Kind(
         continuation_indicator, "continuation_indicator_param", (), bottoms=(0,)
     ),
-    "LSTM": Kind(partial(recurrent, kind=LSTM), "recurrent_param", LSTM_BLOBS, bottoms=()),
+    "LSTM": Kind(
+        partial(recurrent, kind=LSTM), "recurrent_param", LSTM_BLOBS, bottoms=(), ignored=IGNORED
+    ),
     "LSTMUnit": Kind(lstm_unit, "", (), bottoms=(3,)),
-    "RNN": Kind(partial(recurrent, kind=RNN), "recurrent_param", RNN_BLOBS, bottoms=()),
+    "RNN": Kind(
+        partial(recurrent, kind=RNN), "recurrent_param", RNN_BLOBS, bottoms=(), ignored=IGNORED
+    ),
 }

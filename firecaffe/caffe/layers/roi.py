@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec, check_axes, positive
+from firecaffe.caffe.layers.spec import Kind, Spec
 
 ROIS_AT_ONCE = 16
 """The number of regions whose values are in memory at the same time."""
@@ -134,7 +134,7 @@ class PSROIPooling(nn.Module):
 
 
 def check_regions(spec: Spec) -> None:
-    check_axes(spec, 4)
+    spec.check_axes(4)
     if math.prod(spec.bottoms[1][1:]) != 5:
         raise spec.error(
             f" has regions {tuple(spec.bottoms[1])}; expected (R, 5): image, x1, y1, x2, y2"
@@ -143,13 +143,13 @@ def check_regions(spec: Spec) -> None:
 
 def roi_pooling(spec: Spec) -> ROIPooling:
     check_regions(spec)
-    pooled = (positive(spec, "pooled_h"), positive(spec, "pooled_w"))
+    pooled = (spec.positive("pooled_h"), spec.positive("pooled_w"))
     return ROIPooling(pooled, spec.param.number("spatial_scale", 1.0))
 
 
 def psroi_pooling(spec: Spec) -> PSROIPooling:
     check_regions(spec)
-    output_dim, group_size = positive(spec, "output_dim"), positive(spec, "group_size")
+    output_dim, group_size = spec.positive("output_dim"), spec.positive("group_size")
     channels = spec.bottoms[0][1]
     if channels != output_dim * group_size**2:
         raise spec.error(

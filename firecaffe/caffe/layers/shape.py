@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec, axis_of, positive, shown
+from firecaffe.caffe.layers.spec import Kind, Spec, shown
 
 
 def flatten(spec: Spec) -> nn.Module:
-    bottom = spec.bottoms[0]
-    return nn.Flatten(axis_of(spec, "axis", 1, bottom), axis_of(spec, "end_axis", -1, bottom))
+    return nn.Flatten(spec.axis("axis", 1), spec.axis("end_axis", -1))
 
 
 class Reshape(nn.Module):
@@ -37,7 +36,7 @@ class Reshape(nn.Module):
 
 def reshape(spec: Spec) -> nn.Module:
     param, bottom = spec.param, spec.bottoms[0]
-    start = axis_of(spec, "axis", 0, bottom, end=1)
+    start = spec.axis("axis", 0, end=1)
     count = param.integer("num_axes", -1)
     stop = len(bottom) if count == -1 else start + count
     sizes = param.message("shape").integers("dim")
@@ -109,11 +108,11 @@ def permute(spec: Spec) -> Permute:
 
 
 def reverse(spec: Spec) -> Reverse:
-    return Reverse(axis_of(spec, "axis", 0, spec.bottoms[0]))
+    return Reverse(spec.axis("axis", 0))
 
 
 def shuffle_channel(spec: Spec) -> ShuffleChannel:
-    groups, channels = positive(spec, "group", 1), spec.bottoms[0][1]
+    groups, channels = spec.positive("group", 1), spec.bottoms[0][1]
     if channels % groups:
         raise spec.param.error(
             f"group is {groups}; the bottom of {spec.name!r} has {channels} channels, which it "

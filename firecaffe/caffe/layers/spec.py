@@ -1,4 +1,4 @@
-"""The description of a layer, a row of the table of layers, and checks that several layers need.
+"""The description of a layer, which reads its fields, and a row of the table of layers.
 
 Messages for layers of other types are ignored, as in Caffe: copied layers often keep some, such as
 `softmax_param` in a Normalize. Source: BVLC/caffe, src/caffe/proto/caffe.proto (LayerParameter).
@@ -7,8 +7,9 @@ Messages for layers of other types are ignored, as in Caffe: copied layers often
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
+from firecaffe.caffe.fillers import filler
 from firecaffe.caffe.message import CaffeError, Message
 
 Shape = tuple[int, ...]
@@ -31,6 +32,67 @@ class Spec:
         where = self.param if word else self.layer
         return where.error(f"{self.type} {self.name!r}{what}", word or None)
 
+    def axis(self, word: str, default: int, end: int = 0) -> int:
+        """Return the first bottom's axis that a field names; with end=1, perhaps one after all."""
+        axis, axes = self.param.integer(word, default), len(self.bottoms[0])
+        count = axes + end
+        if not -count <= axis < count:
+            raise self.error(f": {word} is {axis}, but its bottom has {axes} axes", word)
+        return axis % count
+
+    def height_width(self, word: str, default: int | None, one: str = "") -> tuple[int, int]:
+        """Read rows and columns: `word`, or `one`_h and `one`_w. Required if `default` is None."""
+        one = one or word
+        sizes = self.param.integers(word)
+        rows, columns = self.param.integers(f"{one}_h"), self.param.integers(f"{one}_w")
+        if sizes and (rows or columns):
+            raise self.error(f" has {word} and {one}_h, {one}_w; expected one of them", word)
+        if rows or columns:
+            if not (rows and columns) and default is None:
+                raise self.error(f": expected both {one}_h and {one}_w")
+            other = 0 if default is None else default
+            return (rows or [other])[-1], (columns or [other])[-1]
+        if not sizes:
+            if default is None:
+                raise self.error(f" has no {word}")
+            return default, default
+        if len(sizes) > 2:
+            raise self.error(f" has {len(sizes)} of {word}; expected one for both, or two", word)
+        return sizes[0], sizes[-1]
+
+    def positive(self, name: str, default: int | None = None) -> int:
+        """Read a whole number above 0. Raises CaffeError if it is missing or not above 0."""
+        if default is None and not self.param.has(name):
+            raise self.error(f" has no {name}; expected one")
+        value = self.param.integer(name, default or 0)
+        if value < 1:
+            raise self.param.error(f"{name} is {value}; expected 1 or more", name)
+        return value
+
+    def fill(self, word: str, blob: Tensor | None, default: float = 0.0) -> None:
+        """Fill a blob by the filler that a field describes; without the blob, only read it."""
+        fill = filler(self.param.message(word), default)
+        if blob is not None:
+            fill(blob)
+
+    def check_bottoms(self, *counts: int) -> None:
+        if len(self.bottoms) not in counts:
+            expected = " or ".join(map(str, counts))
+            raise self.error(f" has {len(self.bottoms)} bottoms; expected {expected}")
+
+    def check_tops(self, count: int) -> None:
+        if self.num_tops != count:
+            raise self.error(f" has {self.num_tops} tops; expected {count}")
+
+    def check_axes(self, count: int, bottom: int = 0) -> None:
+        shape = tuple(self.bottoms[bottom])
+        if len(shape) != count:
+            raise self.error(f" takes a bottom of {count} axes; found {shape}")
+
+
+ENGINE = ("engine",)
+"""The choice between implementations of a layer in Caffe."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -46,67 +108,12 @@ class Kind:
     """Whether its last bottom is a target, such as labels."""
     bottoms: tuple[int, ...] = (1,)
     """The allowed numbers of bottoms. Empty: `make` checks them."""
-
-
-def axis_of(spec: Spec, word: str, default: int, bottom: Shape, end: int = 0) -> int:
-    """Return the axis that field `word` names. With end=1, it may be one after the last axis."""
-    axis = spec.param.integer(word, default)
-    count = len(bottom) + end
-    if not -count <= axis < count:
-        raise spec.error(f": {word} is {axis}, but its bottom has {len(bottom)} axes", word)
-    return axis % count
-
-
-def height_width(spec: Spec, word: str, default: int | None, one: str = "") -> tuple[int, int]:
-    """Read rows and columns: `word`, or `one`_h and `one`_w. Required if `default` is None."""
-    one = one or word
-    sizes = spec.param.integers(word)
-    rows, columns = spec.param.integers(f"{one}_h"), spec.param.integers(f"{one}_w")
-    if sizes and (rows or columns):
-        raise spec.error(f" has {word} and {one}_h, {one}_w; expected one of them", word)
-    if rows or columns:
-        if not (rows and columns) and default is None:
-            raise spec.error(f": expected both {one}_h and {one}_w")
-        other = 0 if default is None else default
-        return (rows or [other])[-1], (columns or [other])[-1]
-    if not sizes:
-        if default is None:
-            raise spec.error(f" has no {word}")
-        return default, default
-    if len(sizes) > 2:
-        raise spec.error(f" has {len(sizes)} of {word}; expected one for both, or two", word)
-    return sizes[0], sizes[-1]
-
-
-def check_bottoms(spec: Spec, *counts: int) -> None:
-    if len(spec.bottoms) not in counts:
-        expected = " or ".join(map(str, counts))
-        raise spec.error(f" has {len(spec.bottoms)} bottoms; expected {expected}")
+    ignored: tuple[str, ...] = ()
+    """Fields of its message that have no effect here."""
 
 
 def shown(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "a number"
-
-
-def check_tops(spec: Spec, count: int) -> None:
-    if spec.num_tops != count:
-        raise spec.error(f" has {spec.num_tops} tops; expected {count}")
-
-
-def check_axes(spec: Spec, count: int, bottom: int = 0) -> None:
-    shape = tuple(spec.bottoms[bottom])
-    if len(shape) != count:
-        raise spec.error(f" takes a bottom of {count} axes; found {shape}")
-
-
-def positive(spec: Spec, name: str, default: int | None = None) -> int:
-    """Read a whole number above 0. Raises CaffeError if it is missing or not above 0."""
-    if default is None and not spec.param.has(name):
-        raise spec.error(f" has no {name}; expected one")
-    value = spec.param.integer(name, default or 0)
-    if value < 1:
-        raise spec.param.error(f"{name} is {value}; expected 1 or more", name)
-    return value
 
 
 PARAMS = frozenset(

@@ -1,13 +1,12 @@
 """A layer made from its text, alone or in a net, for bottoms of some shapes."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from firecaffe.caffe import Net, text
+from firecaffe.caffe.graph import GraphStep
 from firecaffe.caffe.layers import LAYERS
-from firecaffe.caffe.layers.spec import Shape, Spec, check_bottoms
+from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import CaffeError
 from tests.kit.models_refused import refused
 from tools.caffe_goldens.cases import inputs
@@ -23,29 +22,14 @@ def own(kind: str, words: str) -> str:
     return f"{LAYERS[kind].param} {{ {words} }}" if words else ""
 
 
-def spec_of(words: str, bottoms: Sequence[Shape]) -> Spec:
+def module_of(words: str, *bottoms: Shape) -> nn.Module:
     """words: `layer { … }`."""
     layer = text.parse(words, "net.prototxt").message("layer")
-    kind = LAYERS[layer.text("type")]
-    spec = Spec(
-        layer.text("name"),
-        layer.text("type"),
-        layer,
-        layer.message(kind.param),
-        bottoms,
-        len(layer.texts("top")),
-        "TRAIN",
-    )
-    if kind.bottoms:
-        check_bottoms(spec, *kind.bottoms)
-    return spec
-
-
-def module_of(words: str, *bottoms: Shape) -> nn.Module:
-    spec = spec_of(words, bottoms)
-    module = LAYERS[spec.type].make(spec)
-    spec.layer.ignore("bottom", "loss_weight")
-    assert not list(spec.layer.unread())
+    kind, tops = layer.text("type"), (*layer.texts("top"),)
+    step = GraphStep(layer.text("name"), kind, layer, LAYERS[kind], (), tops, (), False)
+    module = step.kind.make(step.spec(bottoms, "TRAIN"))
+    layer.ignore("bottom", "loss_weight")
+    assert not list(layer.unread())
     return module
 
 
