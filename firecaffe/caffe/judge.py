@@ -13,7 +13,7 @@ from firecaffe.caffe.graph import Graph, GraphStep, InputBlob, read_phases
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.loss import DEFAULTS, VALID, Accuracy, normalization_of
 from firecaffe.caffe.message import Message
-from firecaffe.caffe.upgrade import current
+from firecaffe.caffe.upgrade import current_net
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def read_judges(where: Path | Message) -> tuple[Judge, Judge]:
     If TEST has no loss or no accuracy, it uses those of TRAIN whose blobs it has. If no phase has
     an accuracy, one is made for a main loss of type SoftmaxWithLoss.
     """
-    net, _ = current(where if isinstance(where, Message) else text.read(where))
+    net = current_net(where)
     train, test = map(judged, read_phases(net, LAYERS).values())
     if not train.losses:
         raise net.error("no loss layer in TRAIN; expected one, as SoftmaxWithLoss", 0)

@@ -6,7 +6,7 @@ understood. They can be listed, so nothing is dropped silently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -37,6 +37,13 @@ class Field(NamedTuple):
     """The line, from 1; 0 in a binary file and for fields made in code."""
 
 
+class Note(NamedTuple):
+    """A remark on a file. `place` is FILE:LINE or FILE."""
+
+    place: str
+    what: str
+
+
 class Message:
     """Fields in the file's order, and the names of fields that have been read."""
 
@@ -53,11 +60,18 @@ class Message:
             self._asked = set()
         return self._asked
 
-    def error(self, what: str, line: int | str | None = None) -> CaffeError:
-        """Return an error at a line, or at the line of a named field; None: the message's line."""
-        place = self.line if line is None else line
-        place = self.line_of(place) if isinstance(place, str) else place
-        return CaffeError(f"{self.where}{f':{place}' if place else ''}: {printable(what)}")
+    def changed(self, without: Collection[str] = (), added: Iterable[Field] = ()) -> Message:
+        """Return a message at the same line, without fields of some names and with added ones."""
+        kept = [field for field in self.fields if field.name not in without]
+        return Message([*kept, *added], self.line, self.where)
+
+    def place(self, at: int | str | None = None) -> str:
+        """Return FILE:LINE, or FILE without a line. `at`: a line or a field; None: the message."""
+        line = self.line if at is None else self.line_of(at) if isinstance(at, str) else at
+        return f"{self.where}:{line}" if line else self.where
+
+    def error(self, what: str, at: int | str | None = None) -> CaffeError:
+        return CaffeError(f"{self.place(at)}: {printable(what)}")
 
     def all(self, name: str) -> list[Field]:
         self.asked.add(name)

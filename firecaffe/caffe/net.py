@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe import caffemodel, text
+from firecaffe.caffe import caffemodel
 from firecaffe.caffe.assemble import Call, assemble, run, set_inplace, with_last_uses
 from firecaffe.caffe.binary import Array
 from firecaffe.caffe.graph import layers_of, read_graph
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.spec import Kind, Shape, shown
 from firecaffe.caffe.message import Message
-from firecaffe.caffe.upgrade import current
+from firecaffe.caffe.upgrade import current_net
 
 
 class Multipliers(NamedTuple):
@@ -215,8 +215,7 @@ class Net(nn.Module):
         keep_blobs: bool = True,
     ) -> None:
         super().__init__()
-        message = where if isinstance(where, Message) else text.read(Path(where))
-        net, _ = current(message)
+        net = current_net(where)
         graph = read_graph(layers_of(net, phase, stages, level), LAYERS)
         if not graph.sources and not graph.steps:
             raise net.error(f"no layer in {phase}; expected a net", 0)

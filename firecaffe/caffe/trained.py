@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from firecaffe.caffe import text
 from firecaffe.caffe.assemble import (
     Assembled,
     Call,
@@ -32,7 +31,7 @@ from firecaffe.caffe.judge import NetParts, judged
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.message import CaffeError, Field, Message
 from firecaffe.caffe.net import Net, blobs_of, share, tie
-from firecaffe.caffe.upgrade import current
+from firecaffe.caffe.upgrade import current_net
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class TrainedNet(nn.Module):
 
     def __init__(self, where: str | Path | Message, input_CHW: Sequence[int] | None = None) -> None:
         super().__init__()
-        net, _ = current(where if isinstance(where, Message) else text.read(Path(where)))
+        net = current_net(where)
         graphs = read_phases(net, LAYERS)
         for phase, graph in graphs.items():
             if not graph.sources:
@@ -244,8 +243,7 @@ def deployed(network: TrainedNet) -> Deployed:
     fields.append(_layer(answer.source, "Input", [], [answer.source], param))
     layers: list[TrainedLayer] = []
     for call in answer.calls:
-        kept = [field for field in call.step.layer.fields if field.name not in OF_TRAINING]
-        fields.append(Field("layer", Message(kept), 0))
+        fields.append(Field("layer", call.step.layer.changed(OF_TRAINING), 0))
         module = network.get_submodule(call.module)
         blobs = blobs_of(call.step.kind, module)
         _check_whole(call.step.name, module, bool(blobs))

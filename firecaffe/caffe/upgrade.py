@@ -4,10 +4,12 @@ Source: BVLC/caffe, src/caffe/util/upgrade_proto.cpp, and the conversions of a r
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from firecaffe.caffe.message import Field, Message, Word, printable
+from firecaffe.caffe import text
+from firecaffe.caffe.message import Field, Message, Note, Word, printable
 
 
 class Old(NamedTuple):
@@ -68,6 +70,12 @@ V0_TYPES = {
 V0_TRANSFORM = {"meanfile": "mean_file", "cropsize": "crop_size", **_same("scale", "mirror")}
 
 
+def _group(name: str, fields: Sequence[Field], where: str) -> Field:
+    """Make a message of fields, at the line of the first one."""
+    line = fields[0].line
+    return Field(name, Message(fields, line, where), line)
+
+
 def to_v1(net: Message, layers: Sequence[Message]) -> list[Message]:
     """Convert layers to the V1 form. Fields that a type lacks are kept, and reported as unread."""
     for layer in layers:
@@ -80,9 +88,9 @@ def _layer(layers: Message, bottoms: list[Field]) -> Message:
     inner = layers.message("layer")
     kind = inner.text("type")
     old = V0_TYPES.get(kind, Old(kind))
+    fields: list[Field] = []
     param_fields: list[Field] = []
     transform: list[Field] = []
-    fields = [field for field in layers.fields if field.name not in ("layer", "bottom")]
     for field in inner.fields:
         if field.name in old.words:
             param_fields.append(field._replace(name=old.words[field.name]))
@@ -94,9 +102,8 @@ def _layer(layers: Message, bottoms: list[Field]) -> Message:
             fields.append(field)
     for name, moved in ((old.param, param_fields), ("transform_param", transform)):
         if moved:
-            inside = Message(moved, moved[0].line, layers.where)
-            fields.append(Field(name, inside, moved[0].line))
-    return Message([*fields, *bottoms], layers.line, layers.where)
+            fields.append(_group(name, moved, layers.where))
+    return layers.changed(("layer", "bottom"), [*fields, *bottoms])
 
 
 def _padded(net: Message, layers: Sequence[Message]) -> list[tuple[Message, list[Field]]]:
@@ -123,14 +130,11 @@ def _padded(net: Message, layers: Sequence[Message]) -> list[tuple[Message, list
                     f"after it, not {kind}"
                 )
             changed.append(writer.all("bottom")[0])
-            others = [field for field in inner.fields if field.name != "pad"]
             pad = Field("pad", before.integer("pad"), before.line_of("pad"))
-            inner = Message([*others, pad], inner.line, inner.where)
+            inner = inner.changed(["pad"], [pad])
         writers.update(dict.fromkeys(layer.texts("top"), layer))
         if kind != "padding":
-            others = [field for field in layer.fields if field.name != "layer"]
-            whole = Message([*others, Field("layer", inner, inner.line)], layer.line, layer.where)
-            kept.append((whole, changed))
+            kept.append((layer.changed(["layer"], [Field("layer", inner, inner.line)]), changed))
     return kept
 
 
@@ -165,15 +169,10 @@ V1_TRANSFORM = ("scale", "mean_file", "crop_size", "mirror")
 
 def to_current(layers: Message) -> Message:
     """Convert a layer to current form. Keeps unknown types. Raises CaffeError on wrong values."""
-    fields = [field for field in layers.fields if field.name not in (*PER_BLOB, "type")]
-    kind = ""
-    for field in layers.all("type"):
-        kind = _type(layers, field)
-        fields.append(field._replace(value=kind))
-    fields.extend(_params(layers))
-    if kind in DATA_PARAMS:
-        fields = _transformed(layers, fields, DATA_PARAMS[kind])
-    return Message(fields, layers.line, layers.where)
+    types = [field._replace(value=_type(layers, field)) for field in layers.all("type")]
+    upgraded = layers.changed((*PER_BLOB, "type"), [*types, *_params(layers)])
+    param = DATA_PARAMS.get(upgraded.text("type"))
+    return _transformed(upgraded, param) if param else upgraded
 
 
 def _type(layers: Message, field: Field) -> str:
@@ -201,49 +200,49 @@ def _params(layers: Message) -> list[Field]:
     for name, old, values in lists:
         for blob, value, field in zip(blobs, values, layers.all(old), strict=False):
             blob.append(Field(name, value, field.line))
-    return [
-        Field("param", Message(blob, blob[0].line, layers.where), blob[0].line) for blob in blobs
-    ]
+    return [_group("param", blob, layers.where) for blob in blobs]
 
 
-def _transformed(layers: Message, fields: list[Field], param: str) -> list[Field]:
-    param_message = layers.message(param)
-    moved = [field for field in param_message.fields if field.name in V1_TRANSFORM]
+def _transformed(layer: Message, param: str) -> Message:
+    data = layer.message(param)
+    moved = [field for field in data.fields if field.name in V1_TRANSFORM]
     if not moved:
-        return fields
-    kept = [field for field in param_message.fields if field.name not in V1_TRANSFORM]
-    others = [field for field in fields if field.name not in (param, "transform_param")]
-    transform = [*layers.message("transform_param").fields, *moved]
-    inside = {param: (kept, param_message.line), "transform_param": (transform, moved[0].line)}
-    return others + [
-        Field(name, Message(part_fields, line, layers.where), line)
-        for name, (part_fields, line) in inside.items()
+        return layer.changed()
+    line = moved[0].line
+    transform = [*layer.message("transform_param").fields, *moved]
+    added = [
+        Field(param, data.changed(V1_TRANSFORM), data.line),
+        Field("transform_param", Message(transform, line, layer.where), line),
     ]
+    return layer.changed((param, "transform_param"), added)
 
 
 NO_EFFECT = ("name", "force_backward", "debug_info")
 BATCH_NORM_BLOBS = 3
 
 
-def current(net: Message) -> tuple[Message, list[str]]:
+def current_net(where: str | Path | Message) -> Message:
+    """Return the net of a file, or of a parsed one, in current form. Raises CaffeError."""
+    return current(where if isinstance(where, Message) else text.read(Path(where)))[0]
+
+
+def current(net: Message) -> tuple[Message, list[Note]]:
     """Return the net in current form, with the file's lines, and a note on each kind of change.
 
     Fields that are not understood are kept. Raises CaffeError if Caffe would refuse the net.
     """
-    fields, notes = _layers(net)
-    fields, more_notes = _inputs(net, fields)
-    notes += more_notes
-    fields, more_notes = _batch_norms(net, fields)
-    notes += more_notes
-    upgraded = Message(fields, net.line, net.where)
-    upgraded.ignore(*NO_EFFECT)
-    return upgraded, notes
+    notes: list[Note] = []
+    for upgrade in (_layers, _inputs, _batch_norms):
+        net, more_notes = upgrade(net)
+        notes += more_notes
+    net.ignore(*NO_EFFECT)
+    return net, notes
 
 
-def _layers(net: Message) -> tuple[list[Field], list[str]]:
+def _layers(net: Message) -> tuple[Message, list[Note]]:
     old = net.messages("layers")
     if not old:
-        return net.fields, []
+        return net, []
     if net.has("layer"):
         raise net.error(
             "layer { … } beside layers { … }, which Caffe refuses; expected all of one form",
@@ -253,20 +252,19 @@ def _layers(net: Message) -> tuple[list[Field], list[str]]:
     form = 'layers { layer { type: "conv" } }' if is_v0 else "layers { type: CONVOLUTION }"
     note = f'{form}, {len(old)} of them, read as layer {{ type: "Convolution" }}'
     layers = to_v1(net, old) if is_v0 else old
-    others = [field for field in net.fields if field.name != "layers"]
     upgraded = [Field("layer", to_current(layer), layer.line) for layer in layers]
-    return others + upgraded, [_note(net, old[0].line, note)]
+    return net.changed(["layers"], upgraded), [_note(net, old[0].line, note)]
 
 
-def _inputs(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
+def _inputs(net: Message) -> tuple[Message, list[Note]]:
     """Replace `input` by an Input layer at the front. Surplus shapes are kept."""
     names = net.all("input")
     if not names:
-        return fields, []
+        return net, []
     line = names[0].line
-    if not net.has("input_shape") and not net.has("input_dim") and _are_given(names, fields):
-        others = [field for field in fields if field.name != "input"]
-        return others, [_note(net, line, "input without a shape left out: a layer gives that blob")]
+    if not net.has("input_shape") and not net.has("input_dim") and _are_given(names, net.fields):
+        what = "input without a shape left out: a layer gives that blob"
+        return net.changed(["input"]), [_note(net, line, what)]
     inside = [
         Field("name", "input", line),
         Field("type", "Input", line),
@@ -274,13 +272,12 @@ def _inputs(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
     ]
     shapes, used = _shapes(net, len(names))
     if shapes:
-        param = Message(shapes, shapes[0].line, net.where)
-        inside.append(Field("input_param", param, param.line))
-    layer = Field("layer", Message(inside, line, net.where), line)
+        inside.append(_group("input_param", shapes, net.where))
     gone = {id(name) for name in (*names, *used)}
-    others = [field for field in fields if id(field) not in gone]
+    others = [field for field in net.fields if id(field) not in gone]
+    whole = Message([_group("layer", inside, net.where), *others], net.line, net.where)
     shown = ", ".join(net.texts("input"))
-    return [layer, *others], [_note(net, line, f"input ({shown}) read as a layer of type Input")]
+    return whole, [_note(net, line, f"input ({shown}) read as a layer of type Input")]
 
 
 def _are_given(names: list[Field], fields: list[Field]) -> bool:
@@ -303,22 +300,20 @@ def _shapes(net: Message, num_inputs: int) -> tuple[list[Field], list[Field]]:
         raise net.error(what, dims[0].line)
     named = [dim._replace(name="dim") for dim in dims]
     fours = [named[at : at + 4] for at in range(0, len(named), 4)]
-    return [
-        Field("shape", Message(four, four[0].line, net.where), four[0].line) for four in fours
-    ], dims
+    return [_group("shape", four, net.where) for four in fours], dims
 
 
-def _batch_norms(net: Message, fields: list[Field]) -> tuple[list[Field], list[str]]:
+def _batch_norms(net: Message) -> tuple[Message, list[Note]]:
     """Set the multipliers of BatchNorm's three blobs to 0, as the current Caffe always does."""
     changed, notes = [], []
-    for field in fields:
+    for field in net.fields:
         layer = field.value
         if field.name == "layer" and isinstance(layer, Message) and _moves_statistics(layer):
             still = [_still(part) if part.name == "param" else part for part in layer.fields]
             field = field._replace(value=Message(still, layer.line, layer.where))
             notes.append(_note(net, layer.line_of("param"), "BatchNorm's statistics get lr_mult 0"))
         changed.append(field)
-    return changed, notes
+    return Message(changed, net.line, net.where), notes
 
 
 def _moves_statistics(layer: Message) -> bool:
@@ -332,10 +327,9 @@ def _moves_statistics(layer: Message) -> bool:
 def _still(param: Field) -> Field:
     assert isinstance(param.value, Message)
     names = ("lr_mult", "decay_mult")
-    kept = [field for field in param.value.fields if field.name not in names]
     zeros = [Field(name, 0.0, param.line) for name in names]
-    return param._replace(value=Message([*kept, *zeros], param.line, param.value.where))
+    return param._replace(value=param.value.changed(names, zeros))
 
 
-def _note(net: Message, line: int, what: str) -> str:
-    return f"{net.where}{f':{line}' if line else ''}: {printable(what)}"
+def _note(net: Message, line: int, what: str) -> Note:
+    return Note(net.place(line), printable(what))

@@ -3,16 +3,8 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from firecaffe.caffe.message import CaffeError, Message
-
-
-class Note(NamedTuple):
-    """A line of a report. `place` is FILE:LINE or FILE."""
-
-    place: str
-    what: str
+from firecaffe.caffe.message import CaffeError, Message, Note
 
 
 @dataclass
@@ -27,20 +19,19 @@ class Report:
     """Settings that have no effect here."""
 
     def became(self, message: Message, name: str, what: str) -> None:
-        self.understood.append(_note(message, name, what))
+        self.understood.append(Note(message.place(name), what))
 
     def differs(self, message: Message, name: str, what: str) -> None:
-        self.changed.append(_note(message, name, what))
+        self.changed.append(Note(message.place(name), what))
 
     def needs(self, message: Message, name: str, what: str) -> None:
-        self.needed.append(_note(message, name, what))
+        self.needed.append(Note(message.place(name), what))
 
     def lacks(self, message: Message, name: str, what: str) -> None:
-        self.left_out.append(_note(message, name, what))
+        self.left_out.append(Note(message.place(name), what))
 
     def add_unread(self, message: Message, line: int, name: str) -> None:
-        place = f"{message.where}:{line}" if line else message.where
-        self.left_out.append(Note(place, f"{name} is not understood"))
+        self.left_out.append(Note(message.place(line), f"{name} is not understood"))
 
     def lines(self) -> list[str]:
         lines = []
@@ -61,11 +52,6 @@ class Report:
     def _parts(self, *headings: str) -> Iterator[tuple[str, list[Note]]]:
         parts = (self.understood, self.changed, self.needed, self.left_out)
         return zip(headings, parts, strict=True)
-
-
-def _note(message: Message, name: str, what: str) -> Note:
-    line = message.line_of(name)
-    return Note(f"{message.where}:{line}" if line else message.where, what)
 
 
 def note_of(error: CaffeError) -> Note:

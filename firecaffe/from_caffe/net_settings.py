@@ -16,11 +16,11 @@ from firecaffe.caffe.graph import layers_of, read_graph, shapes_of
 from firecaffe.caffe.judge import Judge, non_mean_losses, read_judges
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.spec import Shape, ignore_other_types
-from firecaffe.caffe.message import CaffeError, Field, Message
+from firecaffe.caffe.message import CaffeError, Field, Message, Note
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.trained import TrainedNet
 from firecaffe.data.caffe_layers import REFUSED
-from firecaffe.from_caffe.import_report import Note, Report
+from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.nets import NetSamples, Phases, sources_of
 from firecaffe.meta_kernels import on_meta
 

@@ -15,7 +15,7 @@ from firecaffe.caffe import text
 from firecaffe.caffe.graph import PHASES, layers_of, shapes_of
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.spec import Shape
-from firecaffe.caffe.message import CaffeError, Field, Message, Word
+from firecaffe.caffe.message import CaffeError, Field, Message, Note, Word
 from firecaffe.caffe.text import as_text
 from firecaffe.caffe.upgrade import current
 from firecaffe.data.caffe_layers import CONVERT, INPUT_LAYERS, data_layers
@@ -23,7 +23,7 @@ from firecaffe.data.caffe_source import open_phases
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Layout
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.from_caffe.import_report import Note, Report, note_of
+from firecaffe.from_caffe.import_report import Report, note_of
 from firecaffe.from_caffe.solver import SolverStages
 from firecaffe.resume_advice import option
 from firecaffe.user_code import CAFFE
@@ -49,7 +49,7 @@ class NetFile:
     content: bytes
     path: Path
     """The file with the net: its own, or the solver's."""
-    upgrades: list[str]
+    upgrades: list[Note]
 
     def note(self, what: str) -> Note:
         return Note(str(self.path), what)
@@ -186,7 +186,7 @@ def _resolved(file: NetFile, states: dict[str, SolverStages], report: Report) ->
     for layer in file.net.messages("layer"):
         phases = [phase for phase in PHASES if id(layer) in chosen[phase]]
         if phases == [*PHASES]:
-            layers.append(_without_rules(layer))
+            layers.append(layer.changed(RULES))
         else:
             layers += [_only_in(phase, layer) for phase in phases]
     return _of_layers(file, layers)
@@ -203,16 +203,12 @@ def _of_layers(file: NetFile, layers: Sequence[Message]) -> NetFile:
     return replace(file, net=net, content=as_text(net).encode())
 
 
+RULES = ("include", "exclude")
+
+
 def _only_in(phase: str, layer: Message) -> Message:
     rule = Message([Field("phase", Word(phase), layer.line)], layer.line, layer.where)
-    kept = _without_rules(layer).fields
-    return Message([*kept, Field("include", rule, layer.line)], layer.line, layer.where)
-
-
-def _without_rules(layer: Message) -> Message:
-    rules = ("include", "exclude")
-    kept = [field for field in layer.fields if field.name not in rules]
-    return Message(kept, layer.line, layer.where)
+    return layer.changed(RULES, [Field("include", rule, layer.line)])
 
 
 FILES = ("source", "mean_file")

@@ -14,7 +14,7 @@ from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import replace_together
 from firecaffe.from_caffe import net_settings, nets
-from firecaffe.from_caffe.import_report import Note, Report
+from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.net_settings import NetSettings
 from firecaffe.from_caffe.nets import NetFile, NetSamples, Phases
 from firecaffe.from_caffe.solver import TrainSettings, read_training, read_update
@@ -99,7 +99,7 @@ class _Net:
 
 
 def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -> _Net:
-    report.changed += [Note(*line.split(": ", 1)) for line in file.upgrades]
+    report.changed += file.upgrades
     phases = both_phases(file.net, LAYERS)
     for phase, layers in phases.items():
         if layers != layers_of(file.net, phase):
@@ -224,8 +224,8 @@ def _finish(sections: Sections, asked: ImportRequest, has_weights: bool, file: M
     except CaffeError:
         raise
     except RecipeError as error:
-        line = file.line_of(str(error).partition(" ")[0].rpartition(".")[2])
-        raise CaffeError(f"{file.where}{f':{line}' if line else ''}: {error}") from error
+        place = file.place(str(error).partition(" ")[0].rpartition(".")[2])
+        raise CaffeError(f"{place}: {error}") from error
 
 
 RECIPE, SOLVER, REPORT = "recipe.toml", "solver.prototxt", "report.md"

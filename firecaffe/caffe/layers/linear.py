@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from firecaffe.caffe.fillers import unfilled
 from firecaffe.caffe.layers.spec import ENGINE, Kind, Spec, shown
-from firecaffe.caffe.message import Field, Message
+from firecaffe.caffe.message import Field
 
 
 class Convolutions(nn.Conv2d):
@@ -93,7 +93,7 @@ def depthwise(spec: Spec) -> nn.Module:
     if outputs != channels:
         raise spec.error(f" makes {outputs} channels of {channels}; expected as many", "num_output")
     added = [Field(name, channels, param.line) for name in ("num_output", "group")]
-    grouped = Message([*param.fields, *added], param.line, param.where)
+    grouped = param.changed(added=added)
     module = convolution(replace(spec, param=grouped))
     param.ignore(*grouped.asked)
     return module

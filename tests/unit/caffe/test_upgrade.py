@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from firecaffe.caffe.graph import layers_of, phase_of
-from firecaffe.caffe.message import CaffeError, Message
+from firecaffe.caffe.message import CaffeError, Message, Note
 from firecaffe.caffe.text import parse
 from firecaffe.caffe.upgrade import V1_NAMES, current
 from tests.kit.models_refused import refused
@@ -26,7 +26,7 @@ def plain(message: Message) -> dict[str, list[Any]]:
     return found
 
 
-def check(old: str, expected: str) -> list[str]:
+def check(old: str, expected: str) -> list[Note]:
     net, notes = current(parse(old))
     assert plain(net) == plain(parse(expected))
     return notes
@@ -52,7 +52,7 @@ layer { name: "l" type: "EuclideanLoss" bottom: "a" bottom: "b" loss_weight: 0.3
 layer { name: "i" type: "Interp" } layer { name: "s" type: "SURELY_NOT" extra: 1 }
 """,
     )
-    assert [note.split(": ")[0] for note in notes] == ["prototxt:2"]
+    assert [note.place for note in notes] == ["prototxt:2"]
 
 
 def test_every_member_of_v1_by_its_number_and_by_its_name() -> None:
@@ -168,7 +168,8 @@ def test_upgrades(name: str) -> None:
 
 def test_an_input_in_place_is_dropped_where_a_layer_gives_it_alone() -> None:
     relu = 'layer { name: "r" type: "ReLU" bottom: "data" top: "data" }'
-    assert "left out" in check(f'input: "data" {INPUT_LAYER} {relu}', f"{INPUT_LAYER} {relu}")[0]
+    (note,) = check(f'input: "data" {INPUT_LAYER} {relu}', f"{INPUT_LAYER} {relu}")
+    assert "left out" in note.what
     net, _ = current(parse(f'input: "data" {relu}'))  # nobody else gives it: it stays one
     assert [each.text("type") for each in net.messages("layer")] == ["Input", "ReLU"]
 
