@@ -4,29 +4,15 @@ Source: BVLC/caffe, src/caffe/proto/caffe.proto (SolverParameter, its defaults) 
 src/caffe/solvers. Checked against a real Caffe.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from firecaffe.caffe.message import Message
 from firecaffe.from_caffe.import_report import Report
 
-TYPES = {
-    "SGD": "sgd",
-    "Nesterov": "nesterov",
-    "AdaGrad": "adagrad",
-    "RMSProp": "rmsprop",
-    "AdaDelta": "adadelta",
-    "Adam": "adam",
-}
-"""Caffe's solvers by name, in the order of the old enum solver_type."""
-
-ENUM = tuple(name.upper() for name in TYPES)
-
-ITS_FORM = ("SGD", "Nesterov", "Adam")
-"""The solvers whose update rule differs from torch's."""
-
-NUMBERS: dict[str, tuple[str, ...]] = {
+TYPES: dict[str, tuple[str, ...]] = {
     "SGD": ("momentum",),
     "Nesterov": ("momentum",),
     "AdaGrad": ("delta",),
@@ -34,9 +20,12 @@ NUMBERS: dict[str, tuple[str, ...]] = {
     "AdaDelta": ("momentum", "delta"),
     "Adam": ("momentum", "momentum2", "delta"),
 }
+"""The numbers of Caffe's solvers, which have ours' names, in the order of the enum solver_type."""
 
-NO_MOMENTUM = ("AdaGrad", "RMSProp")
-"""The solvers for which Caffe refuses a momentum."""
+ENUM = {kind.upper(): kind for kind in TYPES}
+
+ITS_FORM = ("SGD", "Nesterov", "Adam")
+"""The solvers whose update rule differs from torch's."""
 
 DEFAULTS = {
     "momentum": 0.0,
@@ -73,26 +62,24 @@ def read_update(solver: Message, iter_size: int, report: Report) -> dict[str, An
 
 def _type(solver: Message, report: Report) -> dict[str, Any]:
     kind, field = _kind(solver)
-    settings: dict[str, Any] = {"type": TYPES[kind]}
-    if solver.number("momentum") and kind in NO_MOMENTUM:
+    settings: dict[str, Any] = {"type": kind.lower()}
+    if solver.number("momentum") and "momentum" not in TYPES[kind]:
         raise solver.error(
             f"momentum is {solver.number('momentum'):g} with type {kind}, which has none; Caffe "
             "refuses it too",
             "momentum",
         )
-    settings |= {name: solver.number(name, DEFAULTS[name]) for name in NUMBERS[kind]}
+    settings |= {name: solver.number(name, DEFAULTS[name]) for name in TYPES[kind]}
     if kind in ITS_FORM:
         settings["momentum_form"] = "caffe"
     if kind == "Nesterov" and not settings["momentum"]:
         settings["type"] = "sgd"
         report.differs(solver, field, "Nesterov without a momentum is the same as sgd")
-    listed = ", ".join(f"{name} {settings[name]:g}" for name in NUMBERS[kind])
+    listed = ", ".join(f"{name} {settings[name]:g}" for name in TYPES[kind])
     report.became(
         solver, field, f"{kind}: solver.type {settings['type']}, {listed}, in Caffe's form"
     )
-    _without_effect(
-        solver, set(DEFAULTS) - {"gamma", "power"}, NUMBERS[kind], f"type {kind}", report
-    )
+    _without_effect(solver, "type", kind, TYPES, report)
     return settings
 
 
@@ -106,7 +93,7 @@ def _kind(solver: Message) -> tuple[str, str]:
         raise solver.error(
             "both type and solver_type, which Caffe refuses; expected one of them", "solver_type"
         )
-    return list(TYPES)[ENUM.index(solver.choice("solver_type", ENUM, "SGD"))], "solver_type"
+    return ENUM[solver.choice("solver_type", [*ENUM], "SGD")], "solver_type"
 
 
 def _rate(solver: Message, report: Report) -> dict[str, Any]:
@@ -129,17 +116,17 @@ def _rate(solver: Message, report: Report) -> dict[str, Any]:
         report.differs(solver, "lr_policy", "multistep without a stepvalue is fixed")
     listed = ", ".join(f"{name} {value}" for name, value in settings.items())
     report.became(solver, "lr_policy", f"the rate: {listed}, by Caffe's formula")
-    names = {name for needed in POLICIES.values() for name in needed}
-    _without_effect(solver, names, POLICIES[policy], f"lr_policy {policy}", report)
+    _without_effect(solver, "lr_policy", policy, POLICIES, report)
     return settings
 
 
 def _without_effect(
-    solver: Message, names: set[str], taken: tuple[str, ...], choice: str, report: Report
+    solver: Message, word: str, choice: str, table: Mapping[str, tuple[str, ...]], report: Report
 ) -> None:
-    for name in sorted(names - {*taken}):
+    for name in sorted({*chain(*table.values())} - {*table[choice]}):
         if solver.has(name):
-            report.became(solver, name, f"{name} has no effect with {choice}, in Caffe neither")
+            what = f"{name} has no effect with {word} {choice}, in Caffe neither"
+            report.became(solver, name, what)
 
 
 def _decay(solver: Message, report: Report) -> dict[str, Any]:
@@ -177,6 +164,36 @@ def _clip(solver: Message, iter_size: int, report: Report) -> dict[str, Any]:
 
 
 FORMATS = ("HDF5", "BINARYPROTO")
+LOSSES = "every step's loss is in the run's metrics.jsonl, and not averaged"
+Tell = Callable[[Report, Message, str, str], None]
+NOTES: dict[str, tuple[Callable[[Message, str], object], Tell, str]] = {
+    "snapshot_prefix": (
+        Message.text,
+        Report.differs,
+        "checkpoints are in the run's folder (--run.folder names it), each complete: `train "
+        "--resume RUN` goes on from it",
+    ),
+    "snapshot_format": (
+        lambda solver, name: solver.choices(name, FORMATS),
+        Report.differs,
+        "checkpoints are safetensors",
+    ),
+    "snapshot_after_train": (
+        lambda solver, name: not solver.flag(name, True),
+        Report.differs,
+        "the end is always saved",
+    ),
+    "snapshot_diff": (Message.flag, Report.lacks, "gradients are not kept in checkpoints"),
+    "display": (Message.integers, Report.differs, LOSSES),
+    "average_loss": (Message.integers, Report.differs, LOSSES),
+    "debug_info": (
+        Message.flag,
+        Report.differs,
+        "means of blobs are not printed; a training with numbers that are not finite ends",
+    ),
+}
+"""Fields without a setting here: whether one is set, and what the report says then."""
+
 MODES = ("CPU", "GPU")
 MAX_ITER_SIZE = 1_000_000
 SEEDS = 2**63
@@ -207,7 +224,9 @@ def read_training(solver: Message, report: Report) -> TrainSettings:
     if every:
         train["eval_every"] = every
     sections = {"train": train, "checkpoint": _snapshots(solver, report)}
-    _shown(solver, report)
+    for name, (is_set, tell, what) in NOTES.items():
+        if is_set(solver, name):
+            tell(report, solver, name, what)
     states = {"TRAIN": _state(solver, "train_state"), "TEST": _state(solver, "test_state")}
     return TrainSettings(sections, iter_size, test_iter, states)
 
@@ -281,43 +300,13 @@ def _tests(solver: Message, report: Report) -> tuple[tuple[int, ...], int]:
 
 
 def _snapshots(solver: Message, report: Report) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
     every = solver.integer("snapshot")
     if every < 0:
         raise solver.error(f"snapshot is {every}; expected 0 or more", "snapshot")
-    if every:
-        settings = {"every": every, "keep_last": 0}
-        report.became(solver, "snapshot", f"checkpoint.every {every}; all are kept")
-    if solver.text("snapshot_prefix"):
-        report.differs(
-            solver,
-            "snapshot_prefix",
-            "checkpoints are in the run's folder (--run.folder names it), each complete: `train "
-            "--resume RUN` goes on from it",
-        )
-    if solver.has("snapshot_format"):
-        solver.choice("snapshot_format", FORMATS, "BINARYPROTO")
-        report.differs(solver, "snapshot_format", "checkpoints are safetensors")
-    if not solver.flag("snapshot_after_train", True):
-        report.differs(solver, "snapshot_after_train", "the end is always saved")
-    if solver.flag("snapshot_diff"):
-        report.lacks(solver, "snapshot_diff", "gradients are not kept in checkpoints")
-    return settings
-
-
-def _shown(solver: Message, report: Report) -> None:
-    for name in ("display", "average_loss"):
-        if solver.has(name):
-            solver.integer(name)
-            report.differs(
-                solver, name, "every step's loss is in the run's metrics.jsonl, and not averaged"
-            )
-    if solver.flag("debug_info"):
-        report.differs(
-            solver,
-            "debug_info",
-            "means of blobs are not printed; a training with numbers that are not finite ends",
-        )
+    if not every:
+        return {}
+    report.became(solver, "snapshot", f"checkpoint.every {every}; all are kept")
+    return {"every": every, "keep_last": 0}
 
 
 def _state(solver: Message, name: str) -> SolverStages:
