@@ -5,14 +5,12 @@ magnitudes); Zhu and Gupta 2017, arXiv 1710.01878 (the schedule); Guo, Yao and C
 1608.04493 (weights that return); Han, Mao and Dally 2016, arXiv 1510.00149, section 3 (sharing).
 """
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from firecaffe.compression.config import PruneConfig, ShareConfig
 from firecaffe.errors import RecipeError
@@ -120,34 +118,6 @@ def _refuse(word: str, frozen: set[str], would: str = "") -> None:
             f"{word} matches {layer}, which is frozen and not trained; leave it out of the "
             f"pattern{also}"
         )
-
-
-@torch.no_grad()
-def fold_normalization(network: nn.Module) -> list[str]:
-    """Fold each BatchNorm's statistics into weight and bias; return the layers' names.
-
-    The mean becomes 0 and the variance 1 - eps, so that a file needs no numbers for them. Outputs
-    in evaluation are equal up to rounding. Do not train the network further. A BatchNorm without
-    statistics, without weight and bias, or with a shared weight or bias, is not changed.
-    """
-    folded = []
-    users = Counter(
-        id(parameter) for layer in network.modules() for parameter in layer._parameters.values()
-    )
-    for name, layer in network.named_modules():
-        if not isinstance(layer, _BatchNorm) or not layer.affine:
-            continue
-        mean, var = layer.running_mean, layer.running_var
-        is_shared = users[id(layer.weight)] > 1 or users[id(layer.bias)] > 1
-        if mean is None or var is None or is_shared:
-            continue
-        scale = layer.weight.double() / (var.double() + layer.eps).sqrt()
-        layer.bias.copy_(layer.bias.double() - mean.double() * scale)
-        layer.weight.copy_(scale)
-        mean.zero_()
-        var.fill_(1 - layer.eps)
-        folded.append(name)
-    return folded
 
 
 # Source: the code of Guo et al.

@@ -3,6 +3,7 @@
 The trained network may start in lower rank.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -14,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from firecaffe.cluster.world import World
 from firecaffe.compression.fcz import CODES, FileReport, write
-from firecaffe.compression.prune_and_share import fold_normalization
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.data import Data, Dataset, open_data
 from firecaffe.data.datasets import some_of
@@ -186,6 +187,34 @@ def open_evaluator(recipe: Recipe, world: World) -> Iterator[Evaluator]:
     data = open_data(recipe.data)
     with arithmetic(recipe.train, world.device), data_workers(data):
         yield Evaluator(recipe, world, data, task_for(recipe, None, None, data.train))
+
+
+@torch.no_grad()
+def fold_normalization(network: nn.Module) -> list[str]:
+    """Fold each BatchNorm's statistics into weight and bias; return the layers' names.
+
+    The mean becomes 0 and the variance 1 - eps, so that a file needs no numbers for them. Outputs
+    in evaluation are equal up to rounding. Do not train the network further. A BatchNorm without
+    statistics, without weight and bias, or with a shared weight or bias, is not changed.
+    """
+    folded = []
+    users = Counter(
+        id(parameter) for layer in network.modules() for parameter in layer._parameters.values()
+    )
+    for name, layer in network.named_modules():
+        if not isinstance(layer, _BatchNorm) or not layer.affine:
+            continue
+        mean, var = layer.running_mean, layer.running_var
+        is_shared = users[id(layer.weight)] > 1 or users[id(layer.bias)] > 1
+        if mean is None or var is None or is_shared:
+            continue
+        scale = layer.weight.double() / (var.double() + layer.eps).sqrt()
+        layer.bias.copy_(layer.bias.double() - mean.double() * scale)
+        layer.weight.copy_(scale)
+        mean.zero_()
+        var.fill_(1 - layer.eps)
+        folded.append(name)
+    return folded
 
 
 MAX_SHARED = 1 << 16
