@@ -48,7 +48,7 @@ unit/training/test_rise.py
 unit/test_package.py
 ranks/test_lockless.py
 ranks/test_constraints.py
-unit/caffe/test_golden_solvers.py
+unit/caffe/test_goldens.py
 unit/caffe/test_hostile_files.py
 ranks/test_measured_shares.py
 unit/exchange/test_one_rank.py

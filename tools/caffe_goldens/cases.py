@@ -3,7 +3,7 @@
 Standard library and numpy of Python 3.9 on: a real Caffe's Python reads it, too.
 
 A new case is a line in one of the tables (layers.py, losses.py, nets.py); make.py then writes its
-record, and tests/unit/caffe/test_golden_layers.py holds firecaffe to it.
+record, and tests/unit/caffe/test_goldens.py holds firecaffe to it.
 """
 
 from __future__ import annotations

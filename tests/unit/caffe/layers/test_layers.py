@@ -8,14 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.caffe.graph import SOURCES, shapes_of
-from firecaffe.caffe.layers import elementwise
+from firecaffe.caffe.layers import LAYERS, elementwise
 from firecaffe.caffe.layers.batch_norm import BatchNorm
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.text import parse
 from firecaffe.gradients.buffers import BufferChanges
-from tests.unit.caffe.layers.made import layer, layer_of, net_of, own, random
+from tests.unit.caffe.layers.made import (
+    layer,
+    layer_of,
+    module_of,
+    net_of,
+    on_meta,
+    own,
+    random,
+    refusal,
+    run,
+)
 from tools.caffe_goldens.cases import inputs
 from tools.caffe_goldens.cases import layer as layer_between
 from tools.caffe_goldens.layers import FAMILIES
@@ -174,6 +184,67 @@ def test_a_step_adds_the_mean_of_its_micro_batches() -> None:
 def test_local_response_norm_is_torchs_with_its_gradient(channels: int) -> None:
     x = (random(2, channels, 3, 5) * 10).requires_grad_()
     same_with_gradients(LocalResponseNorm()(x), nn.LocalResponseNorm(5)(x), x)
+
+
+WORDS = 'num_output: 3 weight_filler { type: "constant" value: 0.5 } bias_filler { value: 0.25 }'
+PLAIN = f"recurrent_param {{ {WORDS} }}"
+EXPOSED = f"recurrent_param {{ {WORDS} expose_hidden: true }}"
+STATES = {"LSTM": 2, "RNN": 1}
+
+each_kind = pytest.mark.parametrize("kind", STATES)
+
+
+@each_kind
+def test_recurrent_blobs_are_filled_and_stand_in_the_order_of_caffe(kind: str) -> None:
+    module = module_of(layer(kind, PLAIN), (4, 2, 5), (4, 2), (2, 6))
+    found = dict(module.named_parameters())
+    assert tuple(found) == LAYERS[kind].blobs
+    rows = {"LSTM": 12, "RNN": 3}[kind]
+    shapes = [(rows, 5), (rows,), (rows, 6), (rows, 3), (3, 3), (3,)]
+    assert [tuple(each.shape) for each in found.values()] == shapes[: len(found)]
+    for name, each in found.items():
+        assert (each == (0.25 if name.endswith("bias") else 0.5)).all(), name
+
+
+@each_kind
+def test_exposed_states_go_on_and_nothing_goes_back_through_them(kind: str) -> None:
+    """Each batch starts from a state of 0 else, whatever `cont` says of its first step."""
+    count = STATES[kind]
+    shapes = [(4, 2, 5), (4, 2), *[(1, 2, 3)] * count]
+    text = layer(kind, EXPOSED, tops=1 + count)
+    values, cont = torch.randn(4, 2, 5), torch.ones(4, 2)
+    states = [torch.zeros(1, 2, 3, requires_grad=True) for _ in range(count)]
+    whole = run(module_of(text, *shapes), values, cont, *states)
+    plain = module_of(layer(kind, PLAIN), *shapes[:2])
+    for _ in range(2):
+        torch.testing.assert_close(plain(values, cont), whole[0])
+    half = module_of(text, (2, 2, 5), (2, 2), *shapes[2:])
+    first = run(half, values[:2], cont[:2], *states)
+    second = run(half, values[2:], cont[2:], *first[1:])
+    torch.testing.assert_close(torch.cat([first[0], second[0]]), whole[0])
+    for one, other in zip(second[1:], whole[1:], strict=True):
+        torch.testing.assert_close(one, other)
+        assert not one.requires_grad
+    torch.autograd.backward(whole[0].sum())
+    assert all(state.grad is None for state in states)
+    assert on_meta(text, *shapes) == [(4, 2, 3), *[(1, 2, 3)] * count]
+
+
+@each_kind
+def test_what_no_recurrent_layer_takes_is_one_line(kind: str) -> None:
+    values, cont, count = (4, 2, 5), (4, 2), STATES[kind]
+    too_wide = [(1, 2, 3)] * (count - 1) + [(1, 2, 4)]
+    for words, tops, shapes, part in (
+        (PLAIN, 1, [values], "1 bottoms"),
+        (PLAIN, 2, [values, cont], "2 tops"),
+        (PLAIN, 1, [values, (4, 3)], "(steps, streams)"),
+        (PLAIN, 1, [values, cont, (3, 6)], "3 streams"),
+        (EXPOSED, 1 + count, [values, cont, *too_wide], "starts from"),
+        (EXPOSED, 1 + count, [values, cont], "2 bottoms"),
+        ("recurrent_param { }", 1, [values, cont], "no num_output"),
+    ):
+        line = refusal(layer(kind, words, tops), *shapes)
+        assert part in line, line
 
 
 MAPS, BY_4 = (2, 4, 6, 8), "data_param { batch_size: 4 }"

@@ -1,7 +1,8 @@
-"""Every layer, forward and backward, against what a real Caffe made of the same numbers."""
+"""Layers, forward and backward, and trainings, against what a real Caffe made of them."""
 
 import os
 import subprocess
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from tools.caffe_goldens import layers
 from tools.caffe_goldens.cases import Case
 from tools.caffe_goldens.passes import FAMILIES, filled, parameters, passed
 from tools.caffe_goldens.record import FOLDER, Record
+from tools.caffe_goldens.solvers import LOOKS, TRAININGS, Training
+from tools.caffe_goldens.trained import errors_of
 
 TOLERANCE = 1e-4
 CANCELED = 1e-5
@@ -84,3 +87,26 @@ def close(found: Tensor, expected: np.ndarray, what: str) -> None:
     ours, theirs = found.detach().double().numpy(), expected.astype(np.float64)
     difference, size = np.linalg.norm(ours - theirs), np.linalg.norm(theirs)
     assert difference <= TOLERANCE * size + CANCELED, f"{what}: {difference / (size or 1):.2g}"
+
+
+OF_TRAININGS = 1e-5
+ALIKE = {("nesterov", "old_form")}
+"""Two forms of one solver."""
+
+
+@pytest.mark.parametrize("training", [pytest.param(each, id=each.name) for each in TRAININGS])
+def test_weights_are_those_of_caffe(tmp_path: Path, training: Training) -> None:
+    errors = errors_of(training, tmp_path)
+    assert set(errors) == {*LOOKS}
+    assert max(errors.values()) <= OF_TRAININGS, errors
+
+
+def test_trainings_come_to_weights_of_their_own() -> None:
+    """Were they alike, the test above would show less than it says."""
+    for one, other in combinations([each.name for each in TRAININGS], 2):
+        ours, others = (
+            np.concatenate([each.ravel() for each in Record("solvers", name).kind("12").values()])
+            for name in (one, other)
+        )
+        is_apart = np.linalg.norm(ours - others) > 100 * OF_TRAININGS * np.linalg.norm(ours)
+        assert is_apart == ((one, other) not in ALIKE), (one, other)
