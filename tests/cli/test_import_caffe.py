@@ -14,6 +14,8 @@ from firecaffe.caffe import caffemodel
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.run_folder import read_run_file
 from tests import typed
+from tests.cli.mistakes.line import error_of
+from tests.cli.test_trained_network import shown
 from tools.caffe_goldens.data_cases import raw, write_lmdb
 
 NET = """
@@ -140,25 +142,30 @@ def test_the_net_is_the_users_file_and_the_report_has_lines(home: Path, imported
     }
 
 
-def digest(recipe: Path, folder: Path, workers: int) -> str:
+def train(recipe: Path, folder: Path, *words: object) -> None:
+    """In a process whose ranks need not load torch first."""
     done = typed.firecaffe(
-        *("train", recipe, "--nproc-per-node", workers, "--run.folder", folder),
-        *("--run.tensorboard", "false"),
+        *("train", recipe, "--run.folder", folder, "--run.tensorboard", "false", *words)
     )
     assert done.returncode == 0, done.stderr
+
+
+def digest(recipe: Path, folder: Path, workers: int) -> str:
+    train(recipe, folder, "--nproc-per-node", workers)
     found: str = read_run_file(folder, "result.json")["weights_sha256"]
     return found
 
 
-def test_the_recipe_trains_to_the_same_bits_on_two_workers(imported: Path, tmp_path: Path) -> None:
+def test_the_recipe_trains_to_the_same_bits_on_two_workers(
+    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = imported / "recipe.toml"
     one = digest(recipe, tmp_path / "one", 1)
     assert digest(recipe, tmp_path / "two", 2) == one
     result = json.loads((tmp_path / "two" / "result.json").read_text())
     assert result["metrics"] == ["accuracy"]
-    done = typed.firecaffe("evaluate", tmp_path / "two", "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["loss"] == result["test_loss"]
+    evaluated = json.loads(shown(capsys, "evaluate", tmp_path / "two", "--json"))
+    assert evaluated["loss"] == result["test_loss"]
 
 
 def blobs(*shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
@@ -174,7 +181,7 @@ def write_caffemodel(path: Path, **layers: list[NDArray[np.float32]]) -> Path:
 
 
 def test_layers_are_filled_by_name_and_a_renamed_one_starts_afresh(
-    home: Path, tmp_path: Path
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     conv = blobs((4, 1, 3, 3), (4,))
     file = write_caffemodel(
@@ -182,85 +189,76 @@ def test_layers_are_filled_by_name_and_a_renamed_one_starts_afresh(
     )
     folder = tmp_path / "tuned"
     solver = home / "models" / "solver.prototxt"
-    done = typed.firecaffe("import", solver, "--weights", file, "--out", folder)
-    assert done.returncode == 0, done.stderr
-    assert "start as their fillers say: fc" in done.stdout
-    assert "in the file alone: fc8" in done.stdout
+    said = shown(capsys, "import", solver, "--weights", file, "--out", folder)
+    assert "start as their fillers say: fc" in said
+    assert "in the file alone: fc8" in said
     held = load_file(folder / "weights.safetensors")
     assert held.keys() == {"conv_1.weight", "conv_1.bias"}
     assert np.array_equal(held["conv_1.weight"], conv[0])
-    done = typed.firecaffe(
-        *("train", folder / "recipe.toml", "--run.folder", tmp_path / "run"),
-        *("--solver.base_lr", 0, "--train.steps", 1),
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("--solver.base_lr", 0, "--train.steps", 1)
+    train(folder / "recipe.toml", tmp_path / "run", *words)
     trained = firecaffe.load(tmp_path / "run").state_dict()
     assert np.array_equal(trained["conv_1.weight"].numpy(), conv[0])
     assert trained["fc.weight"].abs().max() > 0
 
 
-def test_a_layer_of_that_name_with_another_shape_is_an_error(home: Path, tmp_path: Path) -> None:
+def test_a_layer_of_that_name_with_another_shape_is_an_error(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write_caffemodel(tmp_path / "x.caffemodel", **{"conv/1": blobs((4, 3, 3, 3), (4,))})
-    words = ("import", home / "models" / "solver.prototxt", "--weights", file)
-    done = typed.firecaffe(*words, "--out", tmp_path / "no")
-    assert done.returncode == 2
-    assert "net.prototxt:13: the weights of Convolution 'conv/1' are" in done.stderr
+    words = [home / "models" / "solver.prototxt", "--weights", file, "--out", tmp_path / "no"]
+    code, line = error_of(capsys, ["import", *map(str, words)])
+    assert code == 2
+    assert "net.prototxt:13: the weights of Convolution 'conv/1' are" in line
     assert not (tmp_path / "no").exists()
 
 
-def test_a_net_with_all_its_weights_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_net_with_all_its_weights_is_used_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     net = tmp_path / "deploy.prototxt"
     net.write_text(DEPLOY)
     conv, other = blobs((4, 1, 3, 3), (4,)), blobs((3, 144), (3,))
     file = write_caffemodel(tmp_path / "x.caffemodel", **{"conv/1": conv, "other": other})
     folder = tmp_path / "deploy"
-    done = typed.firecaffe("import", net, "--weights", file, "--out", folder)
-    assert done.returncode == 0, done.stderr
+    shown(capsys, "import", net, "--weights", file, "--out", folder)
     network = firecaffe.load(folder)
     assert np.array_equal(network.state_dict()["other.weight"].numpy(), other[0])
-    done = typed.firecaffe("export", folder, "--to", "safetensors")
-    assert done.returncode == 0, done.stderr
+    export = ("export", str(folder), "--to", "safetensors")
+    shown(capsys, *export)
     assert load_file(folder / "model.safetensors").keys() == network.state_dict().keys()
-    done = typed.firecaffe("evaluate", folder)
-    assert done.returncode == 2
-    assert "--data.name" in done.stderr
+    code, line = error_of(capsys, ["evaluate", str(folder)])
+    assert code == 2
+    assert "--data.name" in line
     # A run that began there and has saved nothing is no trained network.
     (folder / "environment.json").write_text("{}")
-    done = typed.firecaffe("export", folder, "--to", "safetensors", "--overwrite")
-    assert done.returncode == 4
-    assert "checkpoint" in done.stderr
+    code, line = error_of(capsys, [*export, "--overwrite"])
+    assert code == 4
+    assert "checkpoint" in line
 
 
 def test_a_deployed_net_gives_the_probabilities_that_it_gave_before(
-    home: Path, imported: Path, tmp_path: Path
+    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its file ends in a Softmax, as Caffe's deploy.prototxt does, and it is not applied twice."""
-    run = tmp_path / "run"
-    done = typed.firecaffe("train", imported / "recipe.toml", "--run.folder", run, cwd=imported)
-    assert done.returncode == 0, done.stderr
-    done = typed.firecaffe("export", run, "--to", "caffemodel", "--out", tmp_path / "d.caffemodel")
-    assert done.returncode == 0, done.stderr
+    run, model, folder = tmp_path / "run", tmp_path / "d.caffemodel", tmp_path / "d"
+    train(imported / "recipe.toml", run)
+    shown(capsys, "export", run, "--to", "caffemodel", "--out", model)
     assert 'type: "Softmax"' in (tmp_path / "d.prototxt").read_text()
-    whole = ("--weights", tmp_path / "d.caffemodel", "--out", tmp_path / "d")
-    done = typed.firecaffe("import", tmp_path / "d.prototxt", *whole)
-    assert done.returncode == 0, done.stderr
-    assert "Softmax 'prob'" in done.stdout
+    said = shown(capsys, "import", tmp_path / "d.prototxt", "--weights", model, "--out", folder)
+    assert "Softmax 'prob'" in said
     sample = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    before, after = firecaffe.load(run, trust_code=True), firecaffe.load(tmp_path / "d")
+    before, after = firecaffe.load(run, trust_code=True), firecaffe.load(folder)
     with torch.no_grad():
         assert torch.equal(before(sample), after(sample))
-    words = ("--to", "caffemodel", "--out", tmp_path / "again.caffemodel")
-    done = typed.firecaffe("export", tmp_path / "d", *words)
-    assert done.returncode == 0, done.stderr
+    shown(capsys, "export", folder, "--to", "caffemodel", "--out", tmp_path / "again.caffemodel")
     assert (tmp_path / "again.prototxt").read_text() == (tmp_path / "d.prototxt").read_text()
 
 
-def test_plan_and_profile_take_it(home: Path, imported: Path) -> None:
-    done = typed.firecaffe("plan", imported / "recipe.toml", "--workers", "1,2", "--json")
-    assert done.returncode == 0, done.stderr
-    done = typed.firecaffe("profile", f"caffe:{imported}/net.prototxt", "--input", "1x8x8")
-    assert done.returncode == 0, done.stderr
-    assert "conv_1" in done.stdout
+def test_plan_and_profile_take_it(imported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown(capsys, "plan", imported / "recipe.toml", "--workers", "1,2", "--json")
+    net = f"caffe:{imported}/net.prototxt"
+    assert "conv_1" in shown(capsys, "profile", net, "--input", "1x8x8")
 
 
 def test_verify_takes_it(imported: Path) -> None:
@@ -271,82 +269,65 @@ def test_verify_takes_it(imported: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "code", "said"),
-    [
-        ("max_iter: 6", "max_iter: 6 snapshot_diff: true", 20, "solver.prototxt:14: gradients"),
-        ("max_iter: 6", "max_iter: 6\nmin_lr: 1", 20, "solver.prototxt:15: min_lr is not under"),
-        ('lr_policy: "step"', 'lr_policy: "plateau"', 2, 'solver.prototxt:10: lr_policy is "plat'),
-        ("stepsize: 4", "stepsize: 0", 2, "solver.prototxt:12: solver.stepsize is 0"),
-        ("models/net.", "models/no.", 2, 'solver.prototxt:2: net "models/no.prototxt" is not'),
-    ],
-)
+# file, text in it, text instead, exit code, what is said
+WRONG: list[tuple[str, str, str, int, str]] = [
+    ("solver", "max_iter: 6", "max_iter: 6 snapshot_diff: true", 20, ":14: gradients"),
+    ("solver", "max_iter: 6", "max_iter: 6\nmin_lr: 1", 20, ":15: min_lr is not understood"),
+    ("solver", 'lr_policy: "step"', 'lr_policy: "plateau"', 2, ':10: lr_policy is "plat'),
+    ("solver", "stepsize: 4", "stepsize: 0", 2, ":12: solver.stepsize is 0"),
+    ("solver", "models/net.", "models/no.", 2, ':2: net "models/no.prototxt" is not'),
+    ("net", 'bottom: "pool"', 'bottom: "pol"', 2, ":24: InnerProduct 'fc' takes 'pol'"),
+    ("net", 'type: "ReLU"', 'type: "Relu6"', 2, '"Relu6" at line 18'),
+    ("net", "kernel_size: 3 weight", "kernel_size: 30 weight", 2, ":13: "),
+    ("net", "pool: MAX", "pool: MAX magic: 3", 20, ":21: pool: pooling_param.magic is not und"),
+]
+
+
+@pytest.mark.parametrize(("name", "before", "after", "expected", "said"), WRONG)
 def test_what_is_wrong_is_one_line_with_its_place(
-    home: Path, tmp_path: Path, before: str, after: str, code: int, said: str
+    home: Path,
+    tmp_path: Path,
+    name: str,
+    before: str,
+    after: str,
+    expected: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert before in SOLVER
-    solver = home / "models" / "wrong" / tmp_path.name / "solver.prototxt"
-    solver.parent.mkdir(parents=True)
-    solver.write_text(SOLVER.replace(before, after))
-    done = typed.firecaffe("import", solver, "--out", tmp_path / "out")
-    assert done.returncode == code
-    (line,) = done.stderr.splitlines()
+    whole = {"solver": SOLVER, "net": NET}[name]
+    assert before in whole
+    file, out = tmp_path / f"{name}.prototxt", tmp_path / "out"
+    file.write_text(whole.replace(before, after))
+    code, line = error_of(capsys, ["import", str(file), "--root", str(home), "--out", str(out)])
+    assert code == expected
+    assert f"{name}.prototxt:" in line
     assert said in line
-    assert (tmp_path / "out" / "recipe.toml").exists() == (code == 20)
+    assert (out / "recipe.toml").exists() == out.exists() == (code == 20)
+    assert code == 2 or said in (out / "report.md").read_text().replace("`: ", ": ")
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        ('bottom: "pool"', 'bottom: "pol"', "net.prototxt:24: InnerProduct 'fc' takes 'pol'"),
-        ('type: "ReLU"', 'type: "Relu6"', '"Relu6" at line 18'),
-        ("kernel_size: 3 weight", "kernel_size: 30 weight", "net.prototxt:13: "),
-    ],
-)
-def test_what_is_wrong_with_a_net_is_one_line_with_its_place(
-    home: Path, tmp_path: Path, before: str, after: str, said: str
+def test_files_that_are_there_are_not_written_over(
+    home: Path, imported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert before in NET
-    net = tmp_path / "net.prototxt"
-    net.write_text(NET.replace(before, after))
-    done = typed.firecaffe("import", net, "--root", home, "--out", tmp_path / "out")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert said in line
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_layer_with_words_that_nobody_knows_is_left_out(home: Path, tmp_path: Path) -> None:
-    net = tmp_path / "net.prototxt"
-    net.write_text(NET.replace("pool: MAX", "pool: MAX magic: 3"))
-    done = typed.firecaffe("import", net, "--root", home, "--out", tmp_path / "out")
-    assert done.returncode == 20
-    assert "net.prototxt:21: pool: pooling_param.magic is not understood" in done.stderr
-    assert "magic" in (tmp_path / "out" / "report.md").read_text()
-
-
-def test_files_that_are_there_are_not_written_over(home: Path, imported: Path) -> None:
-    words = ("import", home / "models" / "solver.prototxt", "--out", imported)
+    words = ["import", str(home / "models" / "solver.prototxt"), "--out", str(imported)]
     before = (imported / "recipe.toml").read_bytes()
-    done = typed.firecaffe(*words)
-    assert done.returncode == 8
-    assert "--overwrite" in done.stderr
-    done = typed.firecaffe(*words, "--overwrite")
-    assert done.returncode == 0, done.stderr
+    code, line = error_of(capsys, words)
+    assert code == 8
+    assert "--overwrite" in line
+    shown(capsys, *words, "--overwrite")
     assert (imported / "recipe.toml").read_bytes() == before
 
 
-def test_without_the_data_the_shape_is_typed(tmp_path: Path) -> None:
+def test_without_the_data_the_shape_is_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     net = tmp_path / "net.prototxt"
     net.write_text(NET.replace("crop_size: 8", ""))
-    done = typed.firecaffe("import", net, "--out", tmp_path / "out")
-    assert done.returncode == 2
-    assert "net.prototxt:3: the shape of the samples is not known" in done.stderr
-    done = typed.firecaffe(
-        *("import", net, "--out", tmp_path / "out", "--input-shape", "1x9x9"),
-    )
-    assert done.returncode == 0, done.stderr
-    assert "needed" in done.stdout
+    words = ["import", str(net), "--out", str(tmp_path / "out")]
+    code, line = error_of(capsys, words)
+    assert code == 2
+    assert "net.prototxt:3: the shape of the samples is not known" in line
+    assert "needed" in shown(capsys, *words, "--input-shape", "1x9x9")
     assert recipe_of(tmp_path / "out").model.args == {"input_CHW": [1, 9, 9]}
 
 
