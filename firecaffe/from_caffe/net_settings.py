@@ -21,7 +21,7 @@ from firecaffe.caffe.net import Net
 from firecaffe.caffe.trained import TrainedNet
 from firecaffe.data.caffe_layers import REFUSED
 from firecaffe.from_caffe.import_report import Report
-from firecaffe.from_caffe.nets import NetSamples, Phases, sources_of
+from firecaffe.from_caffe.nets import NetFile, NetSamples, sources_of
 from firecaffe.meta_kernels import on_meta
 
 
@@ -89,20 +89,18 @@ class NetSettings:
     """The Softmax at the end of a net without losses, which its task applies."""
 
 
-def describe(
-    net: Message, phases: Phases, samples: NetSamples, has_decay: bool, report: Report
-) -> NetSettings:
+def describe(file: NetFile, samples: NetSamples, has_decay: bool, report: Report) -> NetSettings:
     """Build the net in both phases on the meta device. Raises CaffeError if a layer is invalid."""
-    for layers in phases.values():
+    for layers in file.phases.values():
         if sources_of(layers):
             read_graph(layers, LAYERS)
     with on_meta():
-        nets = nets_of(net, phases, samples, report)
-        trained = TrainedNet(net, samples.shapes[samples.input])
+        nets = nets_of(file, samples, report)
+        trained = TrainedNet(file.net, samples.shapes[samples.input])
     parameters, last = dict(trained.named_parameters()), trained.prediction_path().loss
     whole = next(iter(nets.values()))
-    judge = read_judges(net)[0] if whole.losses else None
-    _report_unread(net, phases, report)
+    judge = read_judges(file.net)[0] if whole.losses else None
+    _report_unread(file, report)
     multipliers = {
         name: multiplier for name, multiplier in whole.multipliers.items() if name in parameters
     }
@@ -116,19 +114,19 @@ def describe(
     return NetSettings(
         {word: patterns for word, patterns in solver.items() if patterns},
         [] if len(still) == len(rates) else grouped(still, list(rates)),
-        _mixing(phases["TRAIN"], judge),
+        _mixing(file.phases["TRAIN"], judge),
         whole.losses,
         sum(parameter.numel() for parameter in parameters.values()),
         last.name if last is not None and not whole.losses else "",
     )
 
 
-def nets_of(net: Message, phases: Phases, samples: NetSamples, report: Report) -> dict[str, Net]:
+def nets_of(file: NetFile, samples: NetSamples, report: Report) -> dict[str, Net]:
     """Build the net of each phase with its own layers, TRAIN first. Raises CaffeError."""
     return {
-        phase: _built(net, phase, layers, samples, report)
-        for phase, layers in phases.items()
-        if layers == layers_of(net, phase)
+        phase: _built(file.net, phase, layers, samples, report)
+        for phase, layers in file.phases.items()
+        if layers == layers_of(file.net, phase)
     }
 
 
@@ -173,11 +171,12 @@ def _without(layers: Iterable[Message], unknown: set[str]) -> tuple[list[Message
     return there, left
 
 
-def _report_unread(net: Message, phases: Phases, report: Report) -> None:
+def _report_unread(file: NetFile, report: Report) -> None:
+    net = file.net
     for name, line in net.unread():
         if not name.startswith("layer."):
             report.add_unread(net, line, name)
-    layers = {id(layer): layer for of_phase in phases.values() for layer in of_phase}
+    layers = {id(layer): layer for of_phase in file.phases.values() for layer in of_phase}
     for layer in layers.values():
         if not layer.has("bottom"):
             layer.ignore(*OF_LAYERS)

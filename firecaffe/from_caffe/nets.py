@@ -6,13 +6,14 @@ Also find its samples: batch size, files and shapes.
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from firecaffe.caffe import text
-from firecaffe.caffe.graph import PHASES, layers_of, shapes_of
+from firecaffe.caffe.graph import PHASES, both_phases, layers_of, shapes_of
 from firecaffe.caffe.layers import LAYERS
 from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import CaffeError, Field, Message, Note, Word
@@ -27,6 +28,9 @@ from firecaffe.from_caffe.import_report import Report, note_of
 from firecaffe.from_caffe.solver import SolverStages
 from firecaffe.resume_advice import option
 from firecaffe.user_code import CAFFE
+
+Phases = Mapping[str, Sequence[Message]]
+"""The layers of each phase, TRAIN and TEST."""
 
 NET_FIELDS = ("layer", "layers", "input")
 
@@ -50,6 +54,10 @@ class NetFile:
     path: Path
     """The file with the net: its own, or the solver's."""
     upgrades: list[Note]
+
+    @cached_property
+    def phases(self) -> Phases:
+        return both_phases(self.net, LAYERS)
 
     def note(self, what: str) -> Note:
         return Note(str(self.path), what)
@@ -213,9 +221,6 @@ def _only_in(phase: str, layer: Message) -> Message:
 
 FILES = ("source", "mean_file")
 
-Phases = Mapping[str, Sequence[Message]]
-"""The layers of each phase, TRAIN and TEST."""
-
 
 @dataclass(frozen=True)
 class NetSamples:
@@ -240,12 +245,10 @@ def sources_of(layers: Iterable[Message]) -> list[Message]:
     ]
 
 
-def read_samples(
-    file: NetFile, phases: Phases, root: str, given: Shape, report: Report
-) -> NetSamples:
+def read_samples(file: NetFile, root: str, given: Shape, report: Report) -> NetSamples:
     """Read both phases' samples. Raises CaffeError on an invalid data layer or unknown shape."""
     path, net = str(file.path), file.net
-    sources = {phase: sources_of(layers) for phase, layers in phases.items()}
+    sources = {phase: sources_of(layers) for phase, layers in file.phases.items()}
     first = (sources["TRAIN"] or sources["TEST"])[:1]
     if not first:
         raise CaffeError(f"{path}: no layer gives samples; expected a data layer, or Input")

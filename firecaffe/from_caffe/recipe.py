@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.caffe import text
-from firecaffe.caffe.graph import both_phases, layers_of
-from firecaffe.caffe.layers import LAYERS
+from firecaffe.caffe.graph import layers_of
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError, RunError
@@ -16,7 +15,7 @@ from firecaffe.files import replace_together
 from firecaffe.from_caffe import net_settings, nets
 from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.net_settings import NetSettings
-from firecaffe.from_caffe.nets import NetFile, NetSamples, Phases
+from firecaffe.from_caffe.nets import NetFile, NetSamples
 from firecaffe.from_caffe.solver import TrainSettings, read_training, read_update
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_from
@@ -93,27 +92,25 @@ def _net_alone(file: NetFile, asked: ImportRequest, report: Report) -> Imported:
 @dataclass(frozen=True)
 class _Net:
     file: NetFile
-    phases: Phases
     samples: NetSamples
     described: NetSettings
 
 
 def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -> _Net:
     report.changed += file.upgrades
-    phases = both_phases(file.net, LAYERS)
-    for phase, layers in phases.items():
+    for phase, layers in file.phases.items():
         if layers != layers_of(file.net, phase):
             notes = report.needed if phase == "TRAIN" else report.changed
             what = f"{phase} has no data layer, so the network is the other phase's in both"
             notes.append(file.note(what))
-    samples = nets.read_samples(file, phases, asked.root, asked.input_shape, report)
-    described = net_settings.describe(file.net, phases, samples, has_decay, report)
+    samples = nets.read_samples(file, asked.root, asked.input_shape, report)
+    described = net_settings.describe(file, samples, has_decay, report)
     what = f"{described.num_parameters:,} parameters"
     if described.losses:
         what += f"; losses {net_settings.losses_text(described.losses)}"
     report.understood.append(file.note(what))
     _report_multipliers(file, described, report)
-    return _Net(file, phases, samples, described)
+    return _Net(file, samples, described)
 
 
 def _report_multipliers(file: NetFile, described: NetSettings, report: Report) -> None:
@@ -206,7 +203,7 @@ def _named_weights(solver: Message, path: Path, root: str) -> str:
 def _weights(net: _Net, file: str, report: Report) -> bytes:
     if not file:
         return b""
-    built = net_settings.nets_of(net.file.net, net.phases, net.samples, Report())
+    built = net_settings.nets_of(net.file, net.samples, Report())
     return net_settings.first_weights(next(iter(built.values())), Path(file), report)
 
 
