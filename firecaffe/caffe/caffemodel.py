@@ -19,28 +19,28 @@ from firecaffe.caffe.text import decoded
 from firecaffe.files import open_regular
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
-MAX_ITEMS = 50_000
+MAX_HDF5_ITEMS = 50_000
 
 
-def is_one(path: Path) -> bool:
+def is_hdf5(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
         return file.read(len(SIGNATURE)) == SIGNATURE
 
 
-def weights(path: Path) -> dict[str, list[Array]]:
+def read_hdf5(path: Path) -> dict[str, list[Array]]:
     """Read each layer's blobs: numbered arrays below /data. Raises CaffeError (one line)."""
-    with _opened(path) as file:
-        layers = _layers(path, file)
-        _check_blobs(path, [blob for blobs in layers.values() for blob in blobs.values()])
+    with _open_hdf5(path) as file:
+        layers = _hdf5_layers(path, file)
+        _check_hdf5(path, [blob for blobs in layers.values() for blob in blobs.values()])
         return {
             name: [np.asarray(blobs[number][()], np.float32) for number in range(len(blobs))]
             for name, blobs in layers.items()
         }
 
 
-def _layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
+def _hdf5_layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
     import h5py
 
     layers: dict[str, dict[int, Any]] = {}
@@ -49,8 +49,8 @@ def _layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
     def visit(name: str | bytes, item: Any) -> None:
         nonlocal count
         count += 1
-        if count > MAX_ITEMS:
-            raise CaffeError(f"{path}: more than {MAX_ITEMS:,} layers and blobs")
+        if count > MAX_HDF5_ITEMS:
+            raise CaffeError(f"{path}: more than {MAX_HDF5_ITEMS:,} layers and blobs")
         if isinstance(item, h5py.Dataset):
             layer, _, number = name.rpartition("/") if isinstance(name, str) else ("", "", "")
             if not number.isdecimal():
@@ -70,7 +70,7 @@ def _layers(path: Path, file: Any) -> dict[str, dict[int, Any]]:
     return layers
 
 
-def _check_blobs(path: Path, blobs: Sequence[Any]) -> None:
+def _check_hdf5(path: Path, blobs: Sequence[Any]) -> None:
     """Check that the blobs need no more bytes than the file has, since Caffe does not compress."""
     for array in blobs:
         if array.dtype.kind not in "fiu" or array.external or array.is_virtual:
@@ -83,7 +83,7 @@ def _check_blobs(path: Path, blobs: Sequence[Any]) -> None:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_hdf5(path: Path) -> Iterator[Any]:
     try:
         import h5py
     except ImportError:
@@ -130,8 +130,8 @@ def read(path: Path) -> dict[str, list[Array]]:
     It takes at most twice the file's size in memory. If a name occurs twice, the last counts, as in
     Caffe. Raises CaffeError (one line) if the file is damaged or not a file of weights.
     """
-    if is_one(path):
-        return weights(path)
+    if is_hdf5(path):
+        return read_hdf5(path)
     wire = opened(path)
     blobs_by_layer: dict[str, list[Array]] = {}
     ages, num_layers, num_blobs = set(), 0, 0
