@@ -1,5 +1,6 @@
 """Layers where the records of a real Caffe say nothing: other forms, starts, training."""
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,25 @@ def test_weights_start_as_their_fillers_say_in_layers_that_other_code_knows(
     assert list(blobs) == names[: len(starts)]
     for blob, start in zip(blobs.values(), starts, strict=True):
         assert (blob == start).all()
+
+
+NEEDED = {
+    **dict.fromkeys(("Convolution", "Deconvolution"), "num_output: 2 kernel_size: 1"),
+    **dict.fromkeys(("DepthwiseConvolution", "Pooling"), "kernel_size: 1"),
+    "InnerProduct": "num_output: 2",
+    "BN": "frozen: true",
+    "SPP": "pyramid_height: 1",
+}
+
+
+def test_the_choice_between_caffe_and_cudnn_is_read_and_has_no_effect() -> None:
+    others = "BatchNorm LRN ReLU ReLU6 Sigmoid Softmax Swish TanH".split()
+    for kind in (*NEEDED, *others):
+        layer_of(kind, own(kind, f"engine: CUDNN {NEEDED.get(kind, '')}"), SHAPE)
+
+
+def test_the_table_can_be_pickled_since_nets_hold_its_rows() -> None:
+    assert pickle.loads(pickle.dumps(LAYERS)).keys() == LAYERS.keys()
 
 
 def test_several_bottoms_share_the_filters_of_a_deconvolution() -> None:
