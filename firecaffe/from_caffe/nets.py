@@ -137,23 +137,23 @@ def _named(solver: Message, name: str, path: Path, root: str, report: Report) ->
     return nets
 
 
-def find_file(name: str, beside: str | Path, root: str) -> tuple[Path | None, str]:
+def find_file(name: str, prototxt: str | Path, root: str) -> tuple[Path | None, str]:
     """Return a file that a prototxt names, and the folder it is relative to; None if it is missing.
 
     Caffe's paths are relative to the folder where it is started, usually Caffe's root. So the
     folders above the prototxt are searched, too.
     """
-    for folder in folders(beside, root):
+    for folder in folders(prototxt, root):
         path = os.path.expanduser(os.path.join(folder, name))
         if os.path.exists(path):  # it also accepts invalid paths
             return Path(path), folder
     return None, ""
 
 
-def folders(beside: str | Path, root: str) -> list[str]:
+def folders(prototxt: str | Path, root: str) -> list[str]:
     if root:
         return [root]
-    folder = Path(os.path.abspath(beside)).parent
+    folder = Path(os.path.abspath(prototxt)).parent
     searched = [".", os.path.relpath(folder), *map(str, folder.parents)]
     here = os.getcwd()
     return [
@@ -161,8 +161,8 @@ def folders(beside: str | Path, root: str) -> list[str]:
     ]
 
 
-def where_searched(name: str, beside: str | Path, root: str) -> str:
-    folder = Path(os.path.abspath(beside)).parent
+def where_searched(name: str, prototxt: str | Path, root: str) -> str:
+    folder = Path(os.path.abspath(prototxt)).parent
     if os.path.isabs(name):
         return "expected a file there"
     if root:

@@ -254,32 +254,32 @@ def _claim(asked: CompressRequest) -> None:
         )
 
 
-def as_record(found: CompressionResult) -> dict[str, Any]:
+def as_record(result: CompressionResult) -> dict[str, Any]:
     """Return one JSON object. Losses are in printed units: points of a share."""
-    asked, whole = found.asked, found.weights * BYTES_PER_WEIGHT
+    asked, whole = result.asked, result.weights * BYTES_PER_WEIGHT
     target = asked.target
     return {
         "network": asked.recipe.model.label,
         "from": asked.recipe.model.weights,
         "scheme": asked.scheme.name,
         "target": None if target is None else target.word,
-        "reached": found.reached,
-        "weights": found.weights,
+        "reached": result.reached,
+        "weights": result.weights,
         "float_bytes": whole,
-        "metric": found.measure.name,
-        "is_share": found.measure.is_share,
-        "float": asdict(found.float_worth),
-        **found.made.as_row,
-        "file": str(asked.out if found.reached else found.made.path),
+        "metric": result.measure.name,
+        "is_share": result.measure.is_share,
+        "float": asdict(result.float_worth),
+        **result.made.as_row,
+        "file": str(asked.out if result.reached else result.made.path),
         "seconds_over_10_mbit_per_s": {
             "float": seconds(whole),
-            "file": seconds(found.made.report.num_bytes),
+            "file": seconds(result.made.report.num_bytes),
         },
-        "rounds": [{**asdict(trial), "folder": str(trial.folder)} for trial in found.made.rounds],
-        "tensors": [tensor_row(tensor) for tensor in found.made.report.tensors],
-        "tried": [made.as_row for made in found.tried],
+        "rounds": [{**asdict(trial), "folder": str(trial.folder)} for trial in result.made.rounds],
+        "tensors": [tensor_row(tensor) for tensor in result.made.report.tensors],
+        "tried": [made.as_row for made in result.tried],
         "sizes": sizes_in(asked.folder),
-        "sensitivity": [asdict(layer) for layer in found.layers],
+        "sensitivity": [asdict(layer) for layer in result.layers],
     }
 
 
@@ -291,18 +291,18 @@ def sizes_in(folder: Path) -> list[dict[str, Any]]:
     )
 
 
-def tensor_row(each: TensorReport) -> dict[str, Any]:
+def tensor_row(tensor: TensorReport) -> dict[str, Any]:
     return {
-        "name": each.name,
-        "shape": list(each.shape),
-        "size": each.size,
-        "kept_share": each.kept / each.size if each.size else 0.0,
-        "values": each.distinct,
-        "bits": ceil(log2(each.distinct)) if each.distinct > 1 else 0,
-        "bytes": each.num_bytes,
-        "mask_bytes": each.mask_bytes,
-        "symbol_bytes": each.symbol_bytes,
-        "codebook_bytes": each.codebook_bytes,
-        "floor_bytes": each.floor_bytes,
-        "above_floor": each.num_bytes / each.floor_bytes - 1 if each.floor_bytes else 0.0,
+        "name": tensor.name,
+        "shape": list(tensor.shape),
+        "size": tensor.size,
+        "kept_share": tensor.kept / tensor.size if tensor.size else 0.0,
+        "values": tensor.distinct,
+        "bits": ceil(log2(tensor.distinct)) if tensor.distinct > 1 else 0,
+        "bytes": tensor.num_bytes,
+        "mask_bytes": tensor.mask_bytes,
+        "symbol_bytes": tensor.symbol_bytes,
+        "codebook_bytes": tensor.codebook_bytes,
+        "floor_bytes": tensor.floor_bytes,
+        "above_floor": tensor.num_bytes / tensor.floor_bytes - 1 if tensor.floor_bytes else 0.0,
     }

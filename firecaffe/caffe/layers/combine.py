@@ -156,13 +156,13 @@ class ArgMax(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         if self.axis is not None:
-            places, largest = self.found(values, self.axis)
+            places, largest = self.largest(values, self.axis)
             return largest if self.out_max_val else places
-        places, largest = self.found(values.flatten(1), 1)
+        places, largest = self.largest(values.flatten(1), 1)
         rows = torch.stack([places, largest][: 2 if self.out_max_val else 1], 1)
         return rows.view(*rows.shape, *[1] * (values.dim() - 3))
 
-    def found(self, values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    def largest(self, values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
         backward = values.flip(axis)
         if self.top_k == 1:
             largest, places = backward.max(axis, keepdim=True)
