@@ -15,7 +15,7 @@ inverted. The classes of all rows come first.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cache
 from math import prod
 from typing import Any
@@ -254,13 +254,15 @@ def shared_bits(matrix: Bools, distance: int) -> float:
     return float((joint[there] * np.log2(joint[there] / alone[there])).sum())
 
 
+def _limits(shape: Shape) -> tuple[int, ...]:
+    """Return what the numbers of a view are below."""
+    return len(shape) + 1, 2, 2, STRENGTHS, MAX_DISTANCE + 1
+
+
 def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> None:
     """Write which elements are kept. At least one is kept, and one is not."""
-    writer.number(view.leading, len(shape) + 1)
-    writer.number(view.transposed, 2)
-    writer.number(view.inverted, 2)
-    writer.number(view.strength, STRENGTHS)
-    writer.number(view.distance, MAX_DISTANCE + 1)
+    for value, below in zip(astuple(view), _limits(shape), strict=True):
+        writer.number(value, below)
     matrix, share = view.matrix(kept, shape), view.share(int(kept.sum()), len(kept))
     writer.near_rows += len(matrix) if view.distance else 0
     classes = _classes(view, matrix, share)
@@ -271,13 +273,8 @@ def write_mask(writer: BlockWriter, view: View, kept: Bools, shape: Shape) -> No
 
 def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) -> View:
     """Set the kept elements of a flat tensor of zeros to 1. Raises DamagedError."""
-    view = View(
-        reader.number(len(shape) + 1),
-        bool(reader.number(2)),
-        bool(reader.number(2)),
-        reader.number(STRENGTHS),
-        reader.number(MAX_DISTANCE + 1),
-    )
+    leading, transposed, inverted, strength, distance = map(reader.number, _limits(shape))
+    view = View(leading, bool(transposed), bool(inverted), strength, distance)
     matrix = view.matrix(flat, shape)
     num_rows, num_columns = matrix.shape
     if num_rows > view.most_rows or num_columns > MAX_COLUMNS:
