@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,9 @@ class Judge:
             if is_wanted(step) and values.keys() >= {*step.bottoms}:
                 bottoms = [values[blob] for blob in step.bottoms]
                 module = self._module(step, bottoms)
-                tops = module(*map(_detached, bottoms, _propagates(step)))
+                goes = chain(step.layer.flags("propagate_down"), repeat(True))
+                pairs = zip(bottoms, goes, strict=False)
+                tops = module(*(value if flag else value.detach() for value, flag in pairs))
                 tops = tops if isinstance(tops, tuple) else (tops,)
                 values.update(zip(step.tops, tops, strict=True))
         return values
@@ -163,15 +166,6 @@ class Judge:
                     0,
                 )
         return values | {name: blobs[name] for name in self.parts.blobs}
-
-
-def _propagates(step: GraphStep) -> list[bool]:
-    said = step.layer.flags("propagate_down")
-    return [*said, *[True] * len(step.bottoms)][: len(step.bottoms)]
-
-
-def _detached(value: Tensor, goes: bool) -> Tensor:
-    return value if goes else value.detach()
 
 
 def read_judges(where: Path | Message) -> tuple[Judge, Judge]:

@@ -87,7 +87,7 @@ def multipliers(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> dict
             )
         for place, (name, tensor) in enumerate(blobs.items()):
             param = specs[place] if place < len(specs) else Message()
-            rates = [_said(param, word) for word in Multipliers._fields]
+            rates = [next(reversed(param.numbers(f"{w}_mult")), None) for w in Multipliers._fields]
             if not isinstance(tensor, nn.Parameter):
                 continue
             whole = names.setdefault(tensor, f"{call.module}.{name}")
@@ -101,10 +101,6 @@ def multipliers(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> dict
                     )
             by_name[whole] = Multipliers(*(said.get((whole, w), 1.0) for w in Multipliers._fields))
     return by_name
-
-
-def _said(param: Message, word: str) -> float | None:
-    return param.number(f"{word}_mult") if param.has(f"{word}_mult") else None
 
 
 @dataclass

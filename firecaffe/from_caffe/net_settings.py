@@ -206,10 +206,6 @@ def micro_batch_of(batch: int, mixing: str) -> int:
     return max(size for size in (*small, *(batch // divisor for divisor in small)) if size <= most)
 
 
-def losses_text(losses: Mapping[str, float]) -> str:
-    return ", ".join(f"{blob} (weight {weight:g})" for blob, weight in losses.items())
-
-
 def first_weights(net: Net, path: Path, report: Report) -> bytes:
     """Return a file's tensors for a net, as safetensors. Other layers start from their fillers.
 

@@ -107,7 +107,8 @@ def _net(file: NetFile, asked: ImportRequest, has_decay: bool, report: Report) -
     described = net_settings.describe(file, samples, has_decay, report)
     what = f"{described.num_parameters:,} parameters"
     if described.losses:
-        what += f"; losses {net_settings.losses_text(described.losses)}"
+        losses = [f"{blob} (weight {weight:g})" for blob, weight in described.losses.items()]
+        what += f"; losses {', '.join(losses)}"
     report.understood.append(file.note(what))
     _report_multipliers(file, described, report)
     return _Net(file, samples, described)

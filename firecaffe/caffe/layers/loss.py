@@ -58,11 +58,6 @@ def normalization_of(layer: Message) -> Normalization:
     return Normalization(how, ignored_label(param))
 
 
-def without_normalization(spec: Spec) -> None:
-    """Ignore the loss_param of a loss that does not use it, as Caffe does."""
-    spec.layer.message("loss_param").ignore("ignore_label", "normalization", "normalize")
-
-
 def ignored_label(param: Message) -> int | None:
     return param.integer("ignore_label") if param.has("ignore_label") else None
 
@@ -94,9 +89,11 @@ LOG_THRESHOLD = 1e-20
 
 
 class _OfSamples(nn.Module):
+    """A loss that does not use its loss_param, as in Caffe."""
+
     def __init__(self, spec: Spec) -> None:
         super().__init__()
-        without_normalization(spec)
+        spec.layer.message("loss_param").ignore("ignore_label", "normalization", "normalize")
         self.spec = spec
 
 
