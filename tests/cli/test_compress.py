@@ -10,6 +10,7 @@ import firecaffe.cli
 from firecaffe.compression import fcz
 from firecaffe.recipe.recorded_recipe import recipe_of
 from tests import typed
+from tests.cli.mistakes.line import error_of
 
 RECIPE = """
 [model]
@@ -238,6 +239,7 @@ def test_four_workers_come_to_the_same_bytes_by_each_scheme(run: Path, tmp_path:
         assert files[0] == files[1] == files[2]
 
 
+RECORD = "--out result.fcz with the record result.json: exists already"
 ROUND = '[[rounds]]\n[rounds.prune]\nkeep = {{ "{pattern}" = {keep} }}\n'
 
 
@@ -252,16 +254,8 @@ ROUND = '[[rounds]]\n[rounds.prune]\nkeep = {{ "{pattern}" = {keep} }}\n'
         (["--scheme", "bits.toml"], 2, "share.bits '*' is 17; it must be 1 to 16"),
         (["--out", "net.zip"], 2, "--out is net.zip; it must end in .fcz"),
         (["--out", "no/net.fcz"], 8, "--out no/net.fcz: there is no folder no"),
-        (
-            ["--out", "result.fcz"],
-            8,
-            "--out result.fcz with the record result.json: exists already",
-        ),
-        (
-            ["--out", "result.fcz", "--overwrite"],
-            8,
-            "--out result.fcz with the record result.json: exists already",
-        ),
+        (["--out", "result.fcz"], 8, RECORD),
+        (["--out", "result.fcz", "--overwrite"], 8, RECORD),
         (["--target", "10MB"], 2, "--target 10MB: the network's weights are 1,724,320 bytes as"),
         (["--target", "9x", "--scheme", "again.toml"], 2, "scheme again neither prunes nor shares"),
         (["--plot", "x.gif"], 2, "--plot is x.gif; it must end in .png or .html"),
@@ -269,11 +263,7 @@ ROUND = '[[rounds]]\n[rounds.prune]\nkeep = {{ "{pattern}" = {keep} }}\n'
         (["--nproc-per-node", "5"], 2, "5 ranks but only 4 micro-batches"),
         (["--solver.base_lr", "1"], 2, "RUN/recipe.toml --model.weights RUN takes other words"),
         (["--best"], 2, "checkpoint.best = true and train.eval_every"),
-        (
-            ["--scheme", "low.toml"],
-            2,
-            "scheme low: model.low_rank of ip2 is 99; it must be",
-        ),
+        (["--scheme", "low.toml"], 2, "scheme low: model.low_rank of ip2 is 99; it must be"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
@@ -294,10 +284,9 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     Path("again.toml").write_text('[[rounds]]\nname = "again"\n')
     Path("result.json").write_text("{}")  # as in a run's folder
     out = [] if "--out" in words else ["--out", "net.fcz"]
-    assert firecaffe.cli.main(["compress", str(run), *out, *words]) == code
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message in error
+    ended, line = error_of(capsys, ["compress", str(run), *out, *words])
+    assert ended == code
+    assert message in line
     assert not list(tmp_path.glob("*-rounds"))
 
 
@@ -307,18 +296,17 @@ def test_a_run_that_has_not_finished_or_holds_nothing_out(
     half = tmp_path / "half"
     half.mkdir()
     (half / "recipe.toml").write_text((run / "recipe.toml").read_text())
-    assert firecaffe.cli.main(["compress", str(half)]) == 8
-    assert f"{half}: has not finished; firecaffe train" in capsys.readouterr().err
-    assert firecaffe.cli.main(["compress", str(tmp_path / "none")]) == 8
-    assert "there is no run" in capsys.readouterr().err
-    recipe = tmp_path / "small.toml"
-    recipe.write_text(RECIPE)
-    assert firecaffe.cli.main(["compress", str(recipe)]) == 2
-    assert "model.weights is empty; compress takes a finished run" in capsys.readouterr().err
+    fresh, whole = tmp_path / "fresh.toml", tmp_path / "whole.toml"
+    fresh.write_text(RECIPE)
     weights = f'name = "lenet"\nweights = "{run}"'
-    text = RECIPE.replace('name = "lenet"', weights).replace("hold_out = 0.02", "")
-    recipe.write_text(text)
-    words = ["compress", str(recipe), "--target", "40x", "--out", str(tmp_path / "net.fcz")]
-    assert firecaffe.cli.main(words) == 2
-    said = capsys.readouterr().err
-    assert "--target 40x chooses by held-out training samples, and the run has none" in said
+    whole.write_text(RECIPE.replace('name = "lenet"', weights).replace("hold_out = 0.02", ""))
+    for words, code, part in (
+        ([half], 8, f"{half}: has not finished; firecaffe train"),
+        ([tmp_path / "none"], 8, "there is no run"),
+        ([fresh], 2, "model.weights is empty; compress takes a finished run"),
+        ([whole, "--target", "40x"], 2, "--target 40x chooses by held-out training samples, and"),
+    ):
+        out = ["--out", str(tmp_path / "net.fcz")]
+        ended, line = error_of(capsys, ["compress", *map(str, words), *out])
+        assert ended == code
+        assert part in line
