@@ -18,9 +18,18 @@ import torch
 from torch import Tensor, nn, optim
 
 from firecaffe.errors import RecipeError
-from firecaffe.solvers.caffe_solvers import CaffeAdam, CaffeSGD, DelayedNesterov, trained
 from firecaffe.solvers.config import SolverConfig
-from firecaffe.solvers.layer_rates import Lamb, Lars, LayerRates, Norms, own_norms
+from firecaffe.solvers.update_rules import (
+    CaffeAdam,
+    CaffeSGD,
+    DelayedNesterov,
+    Lamb,
+    Lars,
+    LayerRates,
+    Norms,
+    own_norms,
+    trained,
+)
 from firecaffe.user_code import call, find, is_reference, shown
 from firecaffe.value_checks import did_you_mean
 

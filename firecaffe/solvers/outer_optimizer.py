@@ -15,7 +15,9 @@ Their titles are in docs/explanation/synchrony.md.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn, optim
+from torch import nn, optim
+
+from firecaffe.solvers.update_rules import trained
 
 USUAL = {"average": (1.0, 0.0), "slowmo": (1.0, 0.5), "nesterov": (0.7, 0.9)}
 """The outer optimizers, each with its default rate and momentum."""
@@ -37,23 +39,18 @@ class Outer:
         self._rate = usual_rate if rate is None else rate
         momentum = usual_momentum if momentum is None else momentum
         self._is_slowmo = kind == "slowmo"
-        self._parameters = list(parameters)
         nesterov = kind == "nesterov" and momentum > 0
         self.optimizer = optim.SGD(
-            self._parameters, self._rate, momentum, nesterov=nesterov, foreach=True
+            parameters, self._rate, momentum, nesterov=nesterov, foreach=True
         )
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Update the weights. `learning_rate` is the present one of the replicas."""
-        trained: list[Tensor] = [
-            parameter for parameter in self._parameters if parameter.grad is not None
-        ]
-        if self._is_slowmo and trained:
-            gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+        for group, weights, gradients in trained(self.optimizer) if self._is_slowmo else ():
             if learning_rate == 0:  # D / a has no value
-                torch._foreach_sub_(trained, gradients)
+                torch._foreach_sub_(weights, gradients)
                 return
             torch._foreach_div_(gradients, learning_rate)
-            self.optimizer.param_groups[0]["lr"] = self._rate * learning_rate
+            group["lr"] = self._rate * learning_rate
         self.optimizer.step()

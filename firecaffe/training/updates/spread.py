@@ -24,7 +24,7 @@ from torch import Tensor, nn, optim
 
 from firecaffe.cluster.agree import finish, gather_json
 from firecaffe.cluster.group import Group
-from firecaffe.solvers.layer_rates import Norms, own_norms
+from firecaffe.solvers.update_rules import Norms, own_norms
 from firecaffe.transport.queue import Queue
 
 
@@ -266,7 +266,7 @@ class Among:
     def norms(
         self, weights: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]
     ) -> Sequence[Sequence[Tensor]]:
-        """Return whole tensors' norms; see `solvers.layer_rates.Norms`. Raises: PeerLostError."""
+        """Return whole tensors' norms; see `solvers.update_rules.Norms`. Raises: PeerLostError."""
         local_norms = own_norms(weights, lists)
         if self._num_parts == len(self._spans):
             return local_norms  # all tensors are whole

@@ -21,8 +21,8 @@ from torch import Tensor, nn, optim
 
 from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
-from firecaffe.solvers.caffe_solvers import CaffeSGD
 from firecaffe.solvers.optimizer import set_rate
+from firecaffe.solvers.update_rules import CaffeSGD
 from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.modes.served.coder import are_finite
 from firecaffe.training.modes.served.server_memory import Gradient, Parcel, parcel_bytes

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from firecaffe.errors import PeerLostError
-from firecaffe.solvers.caffe_solvers import set_delay
 from firecaffe.solvers.optimizer_state import OptimizerNumbers
+from firecaffe.solvers.update_rules import set_delay
 from firecaffe.synchrony.events import Push
 from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.modes.served.server import Server

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from firecaffe.errors import NotFiniteError
 from firecaffe.files import GrowingFile, write_atomically
-from firecaffe.solvers.caffe_solvers import set_delay
+from firecaffe.solvers.update_rules import set_delay
 from firecaffe.synchrony.events import Event, Lose, Push, Tally
 from firecaffe.synchrony.log import EVENTS, Lines, head
 from firecaffe.synchrony.server_policies import Leaves, Update

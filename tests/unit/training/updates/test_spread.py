@@ -5,7 +5,7 @@ from torch import nn
 
 from firecaffe.cluster.group import Group
 from firecaffe.parallel.cut import cut
-from firecaffe.solvers.layer_rates import Lamb
+from firecaffe.solvers.update_rules import Lamb
 from firecaffe.training.updates.spread import (
     UNUSED,
     Among,

@@ -1,4 +1,4 @@
-"""Optimizers over lists of weights: SGD, Nesterov, Adam by Caffe's formulas; delayed Nesterov.
+"""Update rules over lists of weights that torch lacks: Caffe's, delayed Nesterov, LARS and LAMB.
 
 Adam:
     m = b1 m + (1 - b1) g          w = w - rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta)
@@ -25,21 +25,34 @@ At a server that receives gradients late, momentum in each update follows gradie
 updates old, which is the usual cause of divergence. Here the updates in between have no momentum.
 N updates together are one Nesterov update on the mean of N gradients, at N times the rate. N = 1 is
 torch's Nesterov. Source: Liu et al. 2024 (docs/explanation/synchrony.md), algorithm 3 with c = 0.
+
+LARS and LAMB, with a learning rate for each layer, for large batches:
+    LARS:  t = trust |w| / (|g| + decay |w|)     v = momentum v + rate t (g + decay w)     w = w - v
+    LAMB:  r = m' / (sqrt(v') + delta) + decay w                   w = w - rate |w| / |r| r
+
+The rate of a tensor is scaled by the length of its weights over that of its update, so that no
+layer moves by more than a share of itself. Tensors of one dimension (biases, normalization) use the
+plain rate, as in all published large-batch recipes. Libraries differ in this, or in the scale.
+m' and v' are Adam's corrected means. If a length is 0, the scale is 1. Source: You, Gitman and
+Ginsburg 2017, arXiv 1708.03888, algorithm 1; You et al. 2020, arXiv 1904.00962, algorithm 2.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, optim
 
-Groups = Iterable[dict[str, Any]] | Iterable[Tensor]
+Group = dict[str, Any]
+"""Settings of some weights, as "lr"; and the weights, as "params"."""
+Groups = Iterable[Group] | Iterable[Tensor]
+Tensors = list[Tensor]
+Betas = tuple[float, float]
 
 
-def trained(
-    optimizer: optim.Optimizer,
-) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
+def trained(optimizer: optim.Optimizer) -> Iterator[tuple[Group, Tensors, Tensors]]:
     """Yield each group that has gradients, its weights that have one, and these gradients."""
     for group in optimizer.param_groups:
         weights = [weight for weight in group["params"] if weight.grad is not None]
@@ -53,8 +66,8 @@ class GroupedOptimizer(optim.Optimizer):
         for group, weights, gradients in trained(self):
             self.update(group, weights, gradients)
 
-    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
-        """Update the weights in place. `group` holds the group's settings, as "lr"."""
+    def update(self, group: Group, weights: Tensors, gradients: Tensors) -> None:
+        """Update the weights in place."""
         raise NotImplementedError
 
 
@@ -73,9 +86,7 @@ def counted(state: State) -> int:
     return int(state["step"])
 
 
-def moments(
-    states: Sequence[State], gradients: list[Tensor], betas: tuple[float, float]
-) -> tuple[list[Tensor], list[Tensor]]:
+def moments(states: Sequence[State], gradients: Tensors, betas: Betas) -> tuple[Tensors, Tensors]:
     """Update the means of gradients and of their squares (Kingma and Ba 2015, algorithm 1)."""
     beta1, beta2 = betas
     pairs = list(zip(states, gradients, strict=True))
@@ -91,17 +102,12 @@ class CaffeAdam(GroupedOptimizer):
     """Adam in Caffe's form. The weight decay is part of the gradient."""
 
     def __init__(
-        self,
-        params: Groups,
-        lr: float,
-        betas: tuple[float, float],
-        delta: float,
-        weight_decay: float,
+        self, params: Groups, lr: float, betas: Betas, delta: float, weight_decay: float
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 
-    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def update(self, group: Group, weights: Tensors, gradients: Tensors) -> None:
         beta1, beta2 = group["betas"]
         if group["weight_decay"]:
             added = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
@@ -130,12 +136,12 @@ class CaffeSGD(GroupedOptimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
         self.nesterov, self.correction = nesterov, correction
 
-    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def update(self, group: Group, weights: Tensors, gradients: Tensors) -> None:
         rate, momentum = group["lr"], group["momentum"]
         moved = torch._foreach_add(gradients, weights, alpha=group["weight_decay"])
         torch._foreach_mul_(moved, rate)
         histories = [self._history(weight, rate) for weight in weights]
-        before: list[Tensor] = []
+        before: Tensors = []
         if self.nesterov:
             before = list(torch._foreach_mul(histories, momentum))
         torch._foreach_mul_(histories, momentum)
@@ -164,7 +170,7 @@ class DelayedNesterov(GroupedOptimizer):
     def __init__(self, params: Groups, lr: float, momentum: float, every: int) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "every": every})
 
-    def update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def update(self, group: Group, weights: Tensors, gradients: Tensors) -> None:
         for weight, gradient in zip(weights, gradients, strict=True):
             moved = gradient
             if group["weight_decay"]:
@@ -186,3 +192,110 @@ def set_delay(optimizer: optim.Optimizer, every: int) -> None:
     for group in optimizer.param_groups:
         if "every" in group:
             group["every"] = every
+
+
+Lengths = list[tuple[Tensor, Tensor]]
+"""The L2 norms of each weight and of its direction."""
+
+Norms = Callable[[Sequence[Tensor], Sequence[Sequence[Tensor]]], Sequence[Sequence[Tensor]]]
+"""(weights, lists like them) -> the scalar L2 norms of each list, always of whole tensors."""
+
+
+def own_norms(_: Sequence[Tensor], lists: Sequence[Sequence[Tensor]]) -> Sequence[Sequence[Tensor]]:
+    return [torch._foreach_norm(list(tensors)) if tensors else [] for tensors in lists]
+
+
+class LayerRates(optim.Optimizer, ABC):
+    """An optimizer that asks for all norms at once, so that ranks with parts can exchange them."""
+
+    _norms: Norms = staticmethod(own_norms)
+
+    def take_norms(self, norms: Norms) -> None:
+        self._norms = norms
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        updates = [
+            (group, weights, self.directions(group, weights, gradients))
+            for group, weights, gradients in trained(self)
+        ]
+        every = [weight for _, weights, _ in updates for weight in weights]
+        directions = [direction for _, _, of_group in updates for direction in of_group]
+        lengths = zip(*self._norms(every, [every, directions]), strict=True)
+        of_weights = dict(zip(every, lengths, strict=True))
+        for group, weights, of_group in updates:
+            self.update(group, weights, of_group, [of_weights[weight] for weight in weights])
+
+    @abstractmethod
+    def directions(self, group: Group, weights: Tensors, gradients: Tensors) -> Tensors:
+        """Return the directions in which the weights would move. Their lengths decide the rates."""
+
+    @abstractmethod
+    def update(self, group: Group, weights: Tensors, directions: Tensors, lengths: Lengths) -> None:
+        """Update the weights in place."""
+
+
+class Lars(LayerRates):
+    def __init__(
+        self, params: Groups, lr: float, momentum: float, weight_decay: float, trust: float
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(params, defaults)
+
+    def directions(self, group: Group, weights: Tensors, gradients: Tensors) -> Tensors:
+        return gradients
+
+    def update(self, group: Group, weights: Tensors, directions: Tensors, lengths: Lengths) -> None:
+        decay = group["weight_decay"]
+        moved = torch._foreach_add(directions, weights, alpha=decay)
+        rates = [
+            group["lr"]
+            * _ratio(
+                group["trust"] * weight_length,
+                direction_length + decay * weight_length,
+                weight.ndim,
+            )
+            for weight, (weight_length, direction_length) in zip(weights, lengths, strict=True)
+        ]
+        torch._foreach_mul_(moved, rates)
+        velocities = [kept(self.state[weight], "velocity", weight) for weight in weights]
+        torch._foreach_mul_(velocities, group["momentum"])
+        torch._foreach_add_(velocities, moved)
+        torch._foreach_sub_(weights, velocities)
+
+
+class Lamb(LayerRates):
+    def __init__(
+        self, params: Groups, lr: float, betas: Betas, delta: float, weight_decay: float
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+
+    def directions(self, group: Group, weights: Tensors, gradients: Tensors) -> Tensors:
+        beta1, beta2 = group["betas"]
+        states = [self.state[weight] for weight in weights]
+        means, squares = moments(states, gradients, group["betas"])
+        steps = [counted(state) for state in states]
+        roots = torch._foreach_div(squares, [1 - beta2**step for step in steps])
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, group["delta"])
+        updates = torch._foreach_div(means, [1 - beta1**step for step in steps])
+        torch._foreach_div_(updates, roots)
+        torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
+        return list(updates)
+
+    def update(self, group: Group, weights: Tensors, directions: Tensors, lengths: Lengths) -> None:
+        rates = [
+            group["lr"] * _ratio(weight_length, direction_length, weight.ndim)
+            for weight, (weight_length, direction_length) in zip(weights, lengths, strict=True)
+        ]
+        torch._foreach_mul_(directions, rates)
+        torch._foreach_sub_(weights, directions)
+
+
+def _ratio(numerator: Tensor, denominator: Tensor, dimensions: int) -> Tensor:
+    if dimensions < 2:
+        return torch.ones_like(numerator)
+    return torch.where(
+        (numerator > 0) & (denominator > 0), numerator / denominator, torch.ones_like(numerator)
+    )
