@@ -1,10 +1,11 @@
 """Checks of the types of a recipe's values before their use, also of recipes made in Python."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
-from math import inf
+from math import inf, nextafter
+from sys import float_info
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from firecaffe.errors import RecipeError
@@ -46,6 +47,13 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def check_choice(word: str, value: str, known: Collection[str], others: str = "") -> None:
+    """Raise RecipeError, with the closest known value, if a value is not known."""
+    if value not in known:
+        wanted = f"one of {', '.join(known)}{others}{did_you_mean(value, known)}"
+        raise RecipeError(f"{word} is {value!r}; it must be {wanted}")
+
+
 MAX_NAMED = 3
 
 
@@ -53,14 +61,24 @@ def some_of(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMED]) + (" …" if len(names) > MAX_NAMED else "")
 
 
-def check_limits(section: str, config: Any, limits: Mapping[str, tuple[float, float]]) -> None:
-    """Raise RecipeError if a field of a section is outside its limits, (least, most)."""
-    for word, (least, most) in limits.items():
+Limits = tuple[float, float] | tuple[float, float, str]
+"""The least and the most of a number, and how they are described if not as "LEAST to MOST"."""
+
+FINITE = (-float_info.max, float_info.max, "finite")
+NOT_NEGATIVE = (0, float_info.max, "0 or more")
+FROM_1 = (1, float_info.max, "at least 1")
+UP_TO_1 = (0, 1, "from 0 to 1")
+BELOW_1 = (0, nextafter(1, 0), "from 0 up to, not including, 1")
+
+
+def check_limits(section: str, config: Any, limits: Mapping[str, Limits]) -> None:
+    """Raise RecipeError if a field of a section is outside its limits."""
+    for word, (least, most, *described) in limits.items():
         value = getattr(config, word)
         if not least <= value <= most:
             limit = f"{most:g}" if most < 100_000 else f"{most:,}"
             wanted = f"at least {least:g}" if most == inf else f"{least:g} to {limit}"
-            raise RecipeError(f"{section}.{word} is {value}; it must be {wanted}")
+            raise RecipeError(f"{section}.{word} is {value}; it must be {(*described, wanted)[0]}")
 
 
 def check_types(recipe: Any) -> None:

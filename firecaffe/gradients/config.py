@@ -1,12 +1,13 @@
 """The recipe's [exchange] section: how gradients are exchanged and encoded."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, find_schedule, parse_hierarchical, unknown_exchange
 from firecaffe.exchange.choose import AUTO
-from firecaffe.value_checks import did_you_mean
+from firecaffe.value_checks import check_choice, check_limits
 
 NO_COMPRESSOR = "none"
 
@@ -75,7 +76,7 @@ def check_exchange(config: ExchangeConfig) -> None:
     # Codecs import torch, which reading a recipe does not need.
     from firecaffe.gradients.compressors import COMPRESSORS
 
-    algorithm, compressor = config.algorithm, config.compressor
+    algorithm = config.algorithm
     if parse_hierarchical(algorithm) is not None:
         try:
             find_schedule(algorithm)
@@ -83,18 +84,9 @@ def check_exchange(config: ExchangeConfig) -> None:
             raise RecipeError(f"exchange.algorithm: {error}") from None
     elif algorithm not in (*EXCHANGES, AUTO):
         raise RecipeError(f"exchange.algorithm: {unknown_exchange(algorithm, AUTO)}")
-    if compressor not in (NO_COMPRESSOR, *COMPRESSORS):
-        known = NO_COMPRESSOR, *COMPRESSORS
-        raise RecipeError(
-            f"exchange.compressor is {compressor!r}; it must be one of {', '.join(known)}"
-            f"{did_you_mean(compressor, known)}"
-        )
-    if not 0 <= config.compressor_level <= MAX_LEVEL:
-        raise RecipeError(
-            f"exchange.compressor_level is {config.compressor_level}; it must be 0 to {MAX_LEVEL}"
-        )
-    if config.bucket_bytes < 1:
-        raise RecipeError(f"exchange.bucket_bytes is {config.bucket_bytes}; it must be at least 1")
+    check_choice("exchange.compressor", config.compressor, (NO_COMPRESSOR, *COMPRESSORS))
+    limits = {"compressor_level": (0, MAX_LEVEL), "bucket_bytes": (1, inf)}
+    check_limits("exchange", config, limits)
     check_timeout("exchange.timeout_s", config.timeout_s)
     check_timeout("exchange.silent_s", config.silent_s)
 

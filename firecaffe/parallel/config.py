@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from firecaffe.errors import RecipeError
+from firecaffe.value_checks import check_limits
 
 ONE_WEIRD_TRICK: Literal["one_weird_trick"] = "one_weird_trick"
 AUTO = "auto"
@@ -111,10 +112,8 @@ class ParallelConfig:
 
 def check_parallel(words: ParallelConfig) -> None:
     """Check the section. Raises: RecipeError if a setting is not possible."""
-    for word, least in (("data", 0), ("model", 1), ("parts", 0)):
-        value = getattr(words, word)
-        if not least <= value <= MOST:
-            raise RecipeError(f"parallel.{word} is {value}; it must be {least} to {MOST}")
+    limits = {"data": (0, MOST), "model": (1, MOST), "parts": (0, MOST)}
+    check_limits("parallel", words, limits)
     twice = next((stage for stage in words.stages if words.stages.count(stage) > 1), None)
     if twice is not None:
         raise RecipeError(f"parallel.stages has {twice!r} twice; a stage begins there once")

@@ -7,13 +7,17 @@ from typing import Literal
 from firecaffe.data.config import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.value_checks import (
+    BELOW_1,
     MAX_SAMPLES,
     MAX_STEPS,
     MAX_THREADS,
+    NOT_NEGATIVE,
+    UP_TO_1,
+    Limits,
     check_limits,
 )
 
-LIMITS = {
+LIMITS: dict[str, Limits] = {
     "global_batch_size": (1, MAX_SAMPLES),
     "micro_batch_size": (1, MAX_SAMPLES),
     "eval_batch_size": (1, MAX_SAMPLES),
@@ -23,6 +27,7 @@ LIMITS = {
     "epochs": (0, MAX_STEPS),
     "eval_every": (0, MAX_STEPS),
     "stop_after": (0, MAX_STEPS),
+    "ema_decay": BELOW_1,
 }
 
 
@@ -105,25 +110,17 @@ class CheckpointConfig:
 
 def check_checkpoint(config: CheckpointConfig) -> None:
     check_limits("checkpoint", config, {"every": (0, inf), "keep_last": (0, inf)})
-    if not 0 <= config.every_s < float("inf"):
+    if not 0 <= config.every_s < inf:
         raise RecipeError(f"checkpoint.every_s is {config.every_s:g}; it must be 0 or more seconds")
 
 
 def check_train(config: TrainConfig) -> None:
     check_limits("train", config, LIMITS)
-    if not 0 <= config.ema_decay < 1:
-        raise RecipeError(
-            f"train.ema_decay is {config.ema_decay}; it must be from 0 up to, not including, 1"
-        )
 
 
 def check_mixing(data: DataConfig) -> None:
-    for name in ("mixup", "cutmix"):
-        alpha = getattr(data, name)
-        if not 0 <= alpha < float("inf"):
-            raise RecipeError(f"data.{name} is {alpha}; it must be 0 or more")
-    if not 0 <= data.erasing <= 1:
-        raise RecipeError(f"data.erasing is {data.erasing}; it must be from 0 to 1")
+    limits = {"mixup": NOT_NEGATIVE, "cutmix": NOT_NEGATIVE, "erasing": UP_TO_1}
+    check_limits("data", data, limits)
 
 
 def check_batch(config: TrainConfig, num_samples: int) -> None:

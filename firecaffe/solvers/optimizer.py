@@ -31,7 +31,7 @@ from firecaffe.solvers.update_rules import (
     trained,
 )
 from firecaffe.user_code import call, find, is_reference, shown
-from firecaffe.value_checks import did_you_mean
+from firecaffe.value_checks import BELOW_1, NOT_NEGATIVE, check_choice, check_limits
 
 RECIPE_ARGS = {"lr": "solver.base_lr", "weight_decay": "solver.weight_decay"}
 
@@ -332,13 +332,18 @@ def _multiplier(patterns: Mapping[str, float], name: str, parameter: nn.Paramete
     return values[-1] if values else 1.0
 
 
+LIMITS = {
+    **dict.fromkeys(("base_lr", "weight_decay", "clip_gradients", "delta"), NOT_NEGATIVE),
+    **dict.fromkeys(("warmup_steps", "trust"), NOT_NEGATIVE),
+    **dict.fromkeys(("momentum", "momentum2", "rms_decay", "base_momentum"), BELOW_1),
+}
+
+
 def check_solver(config: SolverConfig) -> None:
     """Check the section. Raises: RecipeError if the solver is unknown or a number impossible."""
-    if config.type not in SOLVERS and not is_reference(config.type):
-        raise RecipeError(
-            f"solver.type is {config.type!r}; it must be one of {', '.join(SOLVERS)}, or an "
-            f"optimizer of your own, package.module:Class{did_you_mean(config.type, SOLVERS)}"
-        )
+    if not is_reference(config.type):
+        own = ", or an optimizer of your own, package.module:Class"
+        check_choice("solver.type", config.type, SOLVERS, own)
     if config.momentum_form not in MOMENTUM_FORMS:
         raise RecipeError(
             f"solver.momentum_form is {config.momentum_form!r}; it must be one of "
@@ -348,13 +353,4 @@ def check_solver(config: SolverConfig) -> None:
         for pattern, value in getattr(config, word).items():
             if not 0 <= value < float("inf"):
                 raise RecipeError(f"solver.{word} {pattern!r} is {value}; it must be 0 or more")
-    for name in ("base_lr", "weight_decay", "clip_gradients", "delta", "warmup_steps", "trust"):
-        value = getattr(config, name)
-        if not 0 <= value < float("inf"):
-            raise RecipeError(f"solver.{name} is {value}; it must be 0 or more")
-    for name in ("momentum", "momentum2", "rms_decay", "base_momentum"):
-        value = getattr(config, name)
-        if not 0 <= value < 1:
-            raise RecipeError(
-                f"solver.{name} is {value}; it must be from 0 up to, not including, 1"
-            )
+    check_limits("solver", config, LIMITS)

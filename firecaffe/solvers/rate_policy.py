@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from firecaffe.errors import RecipeError
 from firecaffe.solvers.config import MAY_CYCLE, SolverConfig
-from firecaffe.value_checks import did_you_mean
+from firecaffe.value_checks import FINITE, FROM_1, UP_TO_1, check_choice, check_limits
 
 Policy = Callable[[SolverConfig, int, int], float]
 """(solver, i, max_iter) -> the factor on base_lr in update i, counted from 0."""
@@ -50,18 +50,16 @@ POLICIES: dict[str, Policy] = {
 LENGTH_DEPENDENT = ("poly", "cosine", "one_cycle")
 """The policies that depend on the length of the training."""
 
-SCALES: dict[str, Callable[[float], float]] = {
-    "none": lambda ratio: 1.0,
-    "linear": lambda ratio: ratio,
-    "sqrt": math.sqrt,
+SCALES: dict[str, Callable[[int, int], float]] = {
+    "none": lambda batch, reference: 1.0,
+    "linear": lambda batch, reference: batch / reference,
+    "sqrt": lambda batch, reference: math.sqrt(batch / reference),
 }
-"""The rate's growth by batch / reference: Goyal et al. 2017 (linear), Krizhevsky 2014 (sqrt)."""
+"""The rate's growth with the batch: Goyal et al. 2017 (linear), Krizhevsky 2014 (sqrt)."""
 
 
 def batch_scale(solver: SolverConfig, global_batch_size: int) -> float:
-    if solver.scale == "none":
-        return 1.0
-    return SCALES[solver.scale](global_batch_size / solver.reference_batch_size)
+    return SCALES[solver.scale](global_batch_size, solver.reference_batch_size)
 
 
 def rate_notes(solver: SolverConfig, global_batch_size: int, steps: int) -> list[str]:
@@ -124,16 +122,11 @@ def check_policy(solver: SolverConfig) -> None:
             f"solver.scale is {solver.scale!r}; it must be one of {', '.join(SCALES)}"
         )
     policy = solver.lr_policy
-    if policy not in POLICIES:
-        raise RecipeError(
-            f"solver.lr_policy is {policy!r}; it must be one of {', '.join(POLICIES)}"
-            f"{did_you_mean(policy, POLICIES)}"
-        )
-    for name in ("gamma", "power"):
-        if not math.isfinite(getattr(solver, name)):
-            raise RecipeError(f"solver.{name} is {getattr(solver, name)}; it must be finite")
+    check_choice("solver.lr_policy", policy, POLICIES)
+    check_limits("solver", solver, {"gamma": FINITE, "power": FINITE})
     if policy == "one_cycle":
-        _check_one_cycle(solver)
+        factors = dict.fromkeys(("div_factor", "final_div_factor"), FROM_1)
+        check_limits("solver", solver, {"pct_start": UP_TO_1, **factors})
     if policy in ("step", "exp", "inv", "multistep") and solver.gamma <= 0:
         raise RecipeError(f"solver.gamma is {solver.gamma}; lr_policy {policy!r} needs more than 0")
     if policy == "sigmoid" and solver.gamma == 0:
@@ -148,11 +141,3 @@ def check_policy(solver: SolverConfig) -> None:
         raise RecipeError(f"solver.stepvalue is {solver.stepvalue}; steps are counted from 0")
     if policy == "multistep" and not solver.stepvalue:
         raise RecipeError("solver.stepvalue is empty; lr_policy 'multistep' needs steps")
-
-
-def _check_one_cycle(solver: SolverConfig) -> None:
-    if not 0 <= solver.pct_start <= 1:
-        raise RecipeError(f"solver.pct_start is {solver.pct_start}; it must be from 0 to 1")
-    for name in ("div_factor", "final_div_factor"):
-        if not 1 <= getattr(solver, name) < math.inf:
-            raise RecipeError(f"solver.{name} is {getattr(solver, name)}; it must be at least 1")

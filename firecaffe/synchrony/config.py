@@ -5,7 +5,7 @@ from math import inf
 from typing import Literal
 
 from firecaffe.errors import RecipeError
-from firecaffe.value_checks import MAX_STEPS, check_limits, did_you_mean
+from firecaffe.value_checks import MAX_STEPS, check_choice, check_limits
 
 EVERY_STEP, BACKUP, STALE, ASYNCHRONOUS = "every_step", "backup", "stale", "asynchronous"
 LOCAL = "local"
@@ -192,12 +192,7 @@ class SynchronyConfig:
 
 def check_synchrony(config: SynchronyConfig) -> None:
     """Check the section. Raises: RecipeError if a setting is not possible."""
-    if config.mode not in MODES:
-        known = ", ".join(MODES)
-        raise RecipeError(
-            f"synchrony.mode is {config.mode!r}; it must be one of {known}"
-            f"{did_you_mean(config.mode, MODES)}"
-        )
+    check_choice("synchrony.mode", config.mode, MODES)
     check_limits("synchrony", config, LIMITS)
     if config.mode == LOCAL:
         _check_outer(config)
