@@ -147,6 +147,12 @@ def read_bytes(path: Path | str, most_bytes: int) -> bytes:
     return data
 
 
+def sha256_of(path: Path | str) -> str:
+    """Return the SHA-256 of a file, in hexadecimal. Raises OSError."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def read_small(path: Path) -> str:
     """Read UTF-8 of at most MAX_BYTES. Raises OSError; ValueError if too long or not UTF-8."""
     return read_bytes(path, MAX_BYTES).decode("utf-8")

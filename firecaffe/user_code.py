@@ -6,7 +6,6 @@ imported like a script, so it can import its neighbours. A class may replace a f
 and nothing is imported for it.
 """
 
-import hashlib
 import inspect
 import io
 import os
@@ -22,6 +21,7 @@ from typing import Any, Self
 import cloudpickle
 
 from firecaffe.errors import OwnCodeError, RecipeError
+from firecaffe.files import sha256_of
 
 REFERENCES = ("model.name", "data.name", "task.name", "solver.type")
 """Fields of a recipe that may name user code."""
@@ -147,10 +147,6 @@ def failed(what: str, error: Exception) -> OwnCodeError:
     return OwnCodeError(f"{what} raised {type(error).__name__}{said and ': '}{said:.300}")
 
 
-def file_digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def search_cwd() -> None:
     """Append the current folder to `sys.path`: a random.py there must not hide the library's."""
     if os.getcwd() not in sys.path:
@@ -161,7 +157,7 @@ def source_digest(function: Callable[..., Any]) -> str:
     """Return the SHA-256 of the file that defines a function; empty if it has none."""
     try:
         path = inspect.getsourcefile(inspect.unwrap(function))
-        return file_digest(Path(path or ""))
+        return sha256_of(Path(path or ""))
     except (TypeError, OSError):
         return ""
 

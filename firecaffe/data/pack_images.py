@@ -34,10 +34,10 @@ from firecaffe.data.decode import (
 )
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.data.packed import LIST, PackedSet, read_list
-from firecaffe.data.shard import ShardInfo, ShardWriter, read_index, read_sample, sha256_of
+from firecaffe.data.shard import ShardInfo, ShardWriter, read_index, read_sample
 from firecaffe.data.shard_files import LocalFiles, ShardFiles, open_files
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.files import write_atomically
+from firecaffe.files import sha256_of, write_atomically
 from firecaffe.resume_advice import option
 from firecaffe.schema import read_file
 

@@ -9,7 +9,6 @@ The index follows the samples, so a shard is written in one pass. The prologue i
 an unfinished file is not a valid shard.
 """
 
-import hashlib
 import json
 import os
 import struct
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.errors import DataError
-from firecaffe.files import create_empty
+from firecaffe.files import create_empty, sha256_of
 from firecaffe.schema import Count, Positive, decoded
 
 MAGIC = b"FIRECAFF"
@@ -202,8 +201,3 @@ class ShardWriter:
         sha256 = sha256_of(self._aside)
         os.replace(self._aside, self.path)
         return ShardInfo(self.path.name, count, num_bytes, sha256)
-
-
-def sha256_of(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from firecaffe.data.dataset import reading
-from firecaffe.data.shard import ShardInfo, sha256_of
+from firecaffe.data.shard import ShardInfo
 from firecaffe.errors import DataError
-from firecaffe.files import create_empty, open_regular
+from firecaffe.files import create_empty, open_regular, sha256_of
 
 OPEN_FILES = 256
 

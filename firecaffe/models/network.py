@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
+from firecaffe.files import sha256_of
 from firecaffe.generators import generators_kept
 from firecaffe.meta_kernels import on_meta
 from firecaffe.models.config import ModelConfig
@@ -32,7 +33,6 @@ from firecaffe.user_code import (
     call,
     check_trusted,
     failed,
-    file_digest,
     find,
     is_reference,
     shown,
@@ -208,7 +208,7 @@ def _caffe(name: str) -> Maker:
     from firecaffe.caffe.trained import TrainedNet  # imported only if it is used
 
     path = caffe_file(WORD, CAFFE + name)
-    return Maker(partial(TrainedNet, str(path)), "", "", file_digest(path))
+    return Maker(partial(TrainedNet, str(path)), "", "", sha256_of(path))
 
 
 LIBRARIES: dict[str, Callable[[str], Maker]] = {

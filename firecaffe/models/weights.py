@@ -1,6 +1,5 @@
 """Initial weights from a file, read without running code, and copied if name and shape fit."""
 
-import hashlib
 import re
 import zipfile
 from collections.abc import Container, Mapping
@@ -14,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from firecaffe.errors import CheckpointError, RecipeError
+from firecaffe.files import sha256_of
 from firecaffe.value_checks import some_of
 
 STATE_KEYS = ("state_dict", "model_state_dict", "model")
@@ -129,8 +129,7 @@ def read_weights(
 def file_digest(file: str) -> str:
     """Return the sha256 of a file of weights. Raises RecipeError if it is missing."""
     _check_file(file)
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    return sha256_of(file)
 
 
 def _check_file(file: str) -> None:

@@ -16,7 +16,6 @@ no sampler state (the order is a function of the step). Nothing is ever unpickle
 explains which tensors are in which file, and who holds them.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -29,9 +28,9 @@ from torch import Tensor
 
 from firecaffe.errors import CheckpointError, UnfitCheckpointError
 from firecaffe.files import (
-    open_regular,
     read_small,
     remove_if_exists,
+    sha256_of,
     sync_file,
     sync_folder,
     write_atomically,
@@ -114,7 +113,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         for piece, path in checkpoint.piece_files.items():
             files.append(piece + SUFFIX)
             os.rename(path, aside / files[-1])
-        sums = "".join(f"{_sha256(aside / file)}  {file}\n" for file in files)
+        sums = "".join(f"{sha256_of(aside / file)}  {file}\n" for file in files)
         (aside / SUMS).write_text(sums, encoding="utf-8")
         for file in (*files, SUMS):
             sync_file(aside / file)
@@ -236,7 +235,7 @@ def load_checkpoint(where: Path) -> Checkpoint:
         tensors=TensorFile(where / STATE),
         numbers=numbers,
         piece_files={name.removesuffix(SUFFIX): where / name for name in piece_files},
-        digest=_sha256(where / SUMS),
+        digest=sha256_of(where / SUMS),
         folder=where,
     )
 
@@ -254,7 +253,7 @@ def verify_checkpoint(where: Path) -> list[str]:
             raise CheckpointError(f"{where / SUMS}: {name!r:.80} is no name of a checkpoint's file")
         if not (where / name).is_file():
             raise CheckpointError(f"{where / name}: is missing")
-        digest = _sha256(where / name)
+        digest = sha256_of(where / name)
         if digest != expected.get(name):
             raise CheckpointError(
                 f"{where / name}: damaged; its SHA-256 is {digest[:12]}…, "
@@ -305,15 +304,10 @@ def check_whole(checkpoint: Checkpoint, rounds: Rounds) -> None:
 def sums_digest(where: Path) -> str:
     """Return the digest of a checkpoint's SHA256SUMS; empty if this host does not see the file."""
     try:
-        return _sha256(where / SUMS)
+        return sha256_of(where / SUMS)
     except OSError:
         return ""
 
 
 def _is_whole(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-
-
-def _sha256(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

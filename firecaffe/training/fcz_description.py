@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from firecaffe.errors import CheckpointError, RecipeError
+from firecaffe.files import sha256_of
 from firecaffe.meta_kernels import on_meta
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import make_network, with_outline
@@ -27,7 +28,6 @@ from firecaffe.training.given_parts import NOTHING, About
 from firecaffe.user_code import (
     CAFFE,
     caffe_file,
-    file_digest,
     is_caffe,
     is_reference,
     shown,
@@ -94,7 +94,7 @@ def describe(recipe: Recipe, about: About) -> dict[str, Any]:
         name = getattr(recipe, section).name
         if is_caffe(name):
             network[section]["name"] = without_folder(name)
-            digest = file_digest(caffe_file(f"{section}.name", name))
+            digest = sha256_of(caffe_file(f"{section}.name", name))
             network.setdefault(NETS, {})[section] = digest
     for fact in KINDS:
         value = getattr(about, fact)
@@ -168,7 +168,7 @@ def _net_of(file: Path, word: str, name: str, digest: str | None) -> Path:
     folders = dict.fromkeys((file.absolute().parent, Path.cwd()))
     there = [folder / base for folder in folders if (folder / base).is_file()]
     for path in there:
-        if digest is None or file_digest(path) == digest:
+        if digest is None or sha256_of(path) == digest:
             return path
     problem = (
         f"{there[0]} is another net than its own"

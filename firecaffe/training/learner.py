@@ -18,6 +18,7 @@ from firecaffe.data.batches import PrefetchedBatches
 from firecaffe.data.dataset import map_batch
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import AUTO
+from firecaffe.files import sha256_of
 from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.probe import Probe, run_probe
@@ -62,7 +63,7 @@ from firecaffe.training.updates.spread import ScalerNumbers
 from firecaffe.transport.auto_exchange import AutoChoice, choose_exchange
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
-from firecaffe.user_code import caffe_file, file_digest, find, is_caffe, is_reference, source_digest
+from firecaffe.user_code import caffe_file, find, is_caffe, is_reference, source_digest
 
 
 def own_code(recipe: Recipe, parts: Parts) -> dict[str, str]:
@@ -80,7 +81,7 @@ def own_code(recipe: Recipe, parts: Parts) -> dict[str, str]:
 
 def _named(word: str, name: str) -> str:
     if is_caffe(name):
-        return file_digest(caffe_file(word, name))
+        return sha256_of(caffe_file(word, name))
     return source_digest(find(word, name)) if is_reference(name) else ""
 
 

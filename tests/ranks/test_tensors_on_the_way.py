@@ -19,6 +19,7 @@ from torch import Tensor, nn, optim
 from firecaffe.cluster.agree import digest
 from firecaffe.cluster.world import join
 from firecaffe.errors import AgreementError, CheckpointError, NotFiniteError
+from firecaffe.files import sha256_of
 from firecaffe.training import checkpoint as module
 from firecaffe.training import start
 from firecaffe.training.checkpoint import Checkpoint, save_checkpoint, sums_digest
@@ -43,24 +44,22 @@ NUMBERS = {"scalars": {"w/step": 3.0, "w/none": None, "w/rate": 0.1}}
 def count_reads() -> list[str]:
     """The files that this rank hashes from now on."""
     read: list[str] = []
-    whole = module._sha256
 
     def sha256(path: Path) -> str:
         read.append(path.name)
-        return whole(path)
+        return sha256_of(path)
 
-    vars(module)["_sha256"] = sha256
+    vars(module)["sha256_of"] = sha256
     return read
 
 
 def resume(where: str) -> tuple[list[str], str, list[object], list[str]]:
-    whole = module._sha256
     with join("cpu", 60) as world:
         read = count_reads()
         try:
             start = find_start(world, where)
         finally:
-            vars(module)["_sha256"] = whole
+            vars(module)["sha256_of"] = sha256_of
         found = start.checkpoint
         assert found is not None
         assert sorted(found.tensors) == sorted(TENSORS)

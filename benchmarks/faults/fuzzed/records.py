@@ -16,6 +16,7 @@ from firecaffe.api.answer import as_table
 from firecaffe.cli import compare as compare_command
 from firecaffe.cli import explain as explain_command
 from firecaffe.cli.typed_recipe import read_recipe
+from firecaffe.files import sha256_of
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
@@ -50,7 +51,7 @@ def digest_anew(folder: Path) -> None:
         names = [path.name for path in sorted(each.iterdir())]
         if all((each / name).is_file() and not (each / name).is_symlink() for name in names):
             names = [name for name in names if name != checkpoints.SUMS]
-            sums = "".join(f"{checkpoints._sha256(each / name)}  {name}\n" for name in names)
+            sums = "".join(f"{sha256_of(each / name)}  {name}\n" for name in names)
             (each / checkpoints.SUMS).write_text(sums)
 
 

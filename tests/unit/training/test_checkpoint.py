@@ -145,7 +145,7 @@ def refuse(*_: object, **__: object) -> NoReturn:
 @pytest.mark.parametrize(
     ("target", "name"),
     [
-        *((module, name) for name in ("save_tensors", "_sha256", "sync_file", "sync_folder")),
+        *((module, name) for name in ("save_tensors", "sha256_of", "sync_file", "sync_folder")),
         *((os, name) for name in ("fsync", "rename", "replace")),
         *((module, "write_atomically"), (Path, "write_text")),
     ],

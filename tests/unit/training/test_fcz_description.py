@@ -20,12 +20,12 @@ import firecaffe
 from firecaffe.api.weight_files import write_unpacked
 from firecaffe.compression import fcz
 from firecaffe.errors import CheckpointError, FirecaffeError, RunError
+from firecaffe.files import sha256_of
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
 from firecaffe.training.fcz_description import describe, described, tensors_of
 from firecaffe.training.given_parts import ABOUT as ABOUT_FILE
 from firecaffe.training.given_parts import About, read_about, write_about
-from firecaffe.user_code import file_digest
 from tests.kit.training_fixtures import Patch
 from tests.ranks.networks import Everything
 from tests.unit.models.own_nets import Tied
@@ -135,7 +135,7 @@ def imported(tmp_path: Path) -> Path:
     path = net.with_name("net.fcz")
     network = describe(recipe, ABOUT)
     assert network["model"]["name"] == "caffe:net.prototxt"
-    assert network["nets"] == {"model": file_digest(net)}
+    assert network["nets"] == {"model": sha256_of(net)}
     fcz.write(path, tensors_of(make_network(recipe.model)), network)
     return path
 
