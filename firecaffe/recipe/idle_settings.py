@@ -113,6 +113,8 @@ EFFECTIVE_IF: dict[str, Condition | AllOf] = {
 }
 """Settings, each with the condition on others under which it has an effect."""
 
+ALWAYS = all_of()
+
 
 def with_effect(facts: Facts) -> Facts:
     """Return the facts, with the default for each setting that has no effect with the others."""
@@ -120,10 +122,9 @@ def with_effect(facts: Facts) -> Facts:
 
     def value(word: str) -> Any:
         if word not in effective:
-            condition = EFFECTIVE_IF.get(word)
-            others = {} if condition is None else {o: value(o) for o in words_of((condition,))}
-            counts = condition is None or condition.holds(others)
-            effective[word] = facts[word] if counts else DEFAULTS[word]
+            condition = EFFECTIVE_IF.get(word, ALWAYS)
+            others = {other: value(other) for other in words_of((condition,))}
+            effective[word] = facts[word] if condition.holds(others) else DEFAULTS[word]
         return effective[word]
 
     return {word: value(word) for word in facts}

@@ -328,8 +328,7 @@ REFUSALS = (
 )
 """The rows. If several apply, the first is reported."""
 
-
-OF_RANKS = tuple(row for row in REFUSALS if row.needs != "words")
+OF_RANKS = tuple(row for row in REFUSALS if {"workers", "hosts", "gpus", "system"} & {*row.words})
 
 
 def refusals(facts: Facts, rows: Iterable[Refusal] = REFUSALS) -> Iterator[Refusal]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from itertools import product
 from typing import Any, Literal
 
@@ -59,10 +58,6 @@ def facts_of(recipe: Recipe, given: Facts) -> Facts:
     return {**GIVEN, **flatten(recipe), **given}
 
 
-class Default(Enum):
-    DEFAULT = "default"
-
-
 @dataclass(frozen=True)
 class TermKind:
     text: str
@@ -74,17 +69,15 @@ class Term:
     """The condition that a setting has one of some values; or, negated, none of them."""
 
     word: str
-    values: tuple[Any, ...] | Default
+    values: tuple[Any, ...]
     is_negated: bool = False
 
     def holds(self, facts: Facts) -> bool:
-        value = facts[self.word]
-        if isinstance(self.values, Default):
-            is_met = bool(value == DEFAULTS[self.word])
-        else:
-            kinds = [kind for kind in self.values if isinstance(kind, TermKind)]
-            is_met = value in self.values or any(kind.holds(value) for kind in kinds)
-        return is_met != self.is_negated
+        return self._fits(facts[self.word]) != self.is_negated
+
+    def _fits(self, value: Any) -> bool:
+        kinds = [kind for kind in self.values if isinstance(kind, TermKind)]
+        return value in self.values or any(kind.holds(value) for kind in kinds)
 
     @property
     def every(self) -> "tuple[Term, ...]":
@@ -92,18 +85,29 @@ class Term:
 
     def said(self, facts: Facts) -> str:
         """Return the setting as a recipe has it; `text` is the condition for people."""
-        if isinstance(self.values, Default) and not self.is_negated:
-            return f"no {self.word}"
         return said(self.word, facts[self.word])
 
     @property
     def text(self) -> str:
         word = TOLD.get(self.word, self.word)
-        if isinstance(self.values, Default):
-            return word if self.is_negated else f"no {word}"
         *most, last = map(shown, self.values)
         values = f"{', '.join(most)} or {last}" if most else last
         return f"{word} other than {values}" if self.is_negated else f"{word} = {values}"
+
+
+class DefaultTerm(Term):
+    """The condition that a setting has its default; or, negated, another value."""
+
+    def _fits(self, value: Any) -> bool:
+        return bool(value == DEFAULTS[self.word])
+
+    def said(self, facts: Facts) -> str:
+        return super().said(facts) if self.is_negated else f"no {self.word}"
+
+    @property
+    def text(self) -> str:
+        word = TOLD.get(self.word, self.word)
+        return word if self.is_negated else f"no {word}"
 
 
 @dataclass(frozen=True)
@@ -145,11 +149,7 @@ Condition = Term | AnyOf
 
 
 def combinations(when: tuple[Condition, ...]) -> list[tuple[Term, ...]]:
-    return list(product(*(c.terms if isinstance(c, AnyOf) else (c,) for c in when)))
-
-
-def terms_of(when: tuple[Condition, ...]) -> list[Term]:
-    return list(dict.fromkeys(term for combination in combinations(when) for term in combination))
+    return list(product(*(condition.every for condition in when)))
 
 
 def words_of(when: tuple[Condition | AllOf, ...]) -> list[str]:
@@ -166,11 +166,11 @@ def is_not(word: str, *values: Any) -> Term:
 
 def on(word: str) -> Term:
     """Return the condition that a setting differs from its default."""
-    return Term(word, Default.DEFAULT, is_negated=True)
+    return DefaultTerm(word, (), is_negated=True)
 
 
 def off(word: str) -> Term:
-    return Term(word, Default.DEFAULT)
+    return DefaultTerm(word, ())
 
 
 def any_of(*terms: Term) -> AnyOf:
@@ -207,12 +207,6 @@ class Refusal:
     # unwritten: nothing forbids the combination, but it is not implemented yet.
     kind: Literal["nature", "unwritten"] = "nature"
 
-    @property
-    def needs(self) -> Literal["words", "workers", "host"]:
-        if {"hosts", "gpus", "system"} & set(self.words):
-            return "host"
-        return "workers" if "workers" in self.words else "words"
-
     def holds(self, facts: Facts) -> bool:
         return all(condition.holds(facts) for condition in self.when)
 
@@ -231,9 +225,8 @@ class Refusal:
 
     def text_of(self, word: str) -> str:
         """Return the row in one line, from the point of view of one of its settings."""
-        described = (
-            term.text.removeprefix(word) for term in terms_of(self.when) if term.word == word
-        )
+        terms = AllOf(self.when).every
+        described = (term.text.removeprefix(word) for term in terms if term.word == word)
         detail = " and ".join(filter(None, described)).strip()
         others = [condition.text for condition in self.when if word not in words_of((condition,))]
         return f"{detail and f'{detail}: '}not with {' and '.join(others)}: {self.because}"

@@ -20,7 +20,7 @@ from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.idle_settings import EFFECTIVE_IF, idle_settings
 from firecaffe.recipe.sections import Recipe
-from firecaffe.recipe.terms import AllOf, words_of
+from firecaffe.recipe.terms import words_of
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.solvers.rate_policy import POLICIES, learning_rate
@@ -68,8 +68,7 @@ def test_a_solver_s_words(solver: str) -> None:
 def test_every_row_speaks_of_words_that_are_there() -> None:
     words = flatten(Recipe())
     for word, condition in EFFECTIVE_IF.items():
-        conditions = condition.conditions if isinstance(condition, AllOf) else (condition,)
-        assert {word, *words_of(conditions)} <= set(words)
+        assert {word, *words_of((condition,))} <= set(words)
 
 
 @pytest.fixture

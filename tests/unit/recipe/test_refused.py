@@ -20,7 +20,6 @@ from firecaffe.recipe.terms import (
     GIVEN,
     SAID,
     AllOf,
-    AnyOf,
     Refusal,
     Term,
     combinations,
@@ -161,10 +160,9 @@ OTHERS = flatten(OTHER)
 
 def value_for(term: Term, holds: bool) -> Any:
     """A value with which a condition holds, or does not."""
-    own = term.values if isinstance(term.values, tuple) else ()
     other = [OTHERS[term.word]] if term.word in OTHERS else []
     listed = [words[term.word] for words in VALUES if term.word in words]
-    for value in (DEFAULTS[term.word], *listed, *other, *own):
+    for value in (DEFAULTS[term.word], *listed, *other, *term.values):
         if term.holds({term.word: value}) == holds:
             return value
     raise AssertionError(f"VALUES lacks one of {term.word}")
@@ -207,8 +205,7 @@ def test_a_row_refuses_what_it_says_and_nothing_else(row: Refusal) -> None:
     for missed in row.when:
         others = tuple(term for term in row.when if term is not missed)
         kept = {term.word: value_for(term, holds=True) for term in combinations(others)[0]}
-        gone = missed.terms if isinstance(missed, AnyOf) else (missed,)
-        spared = {term.word: value_for(term, holds=False) for term in gone}
+        spared = {term.word: value_for(term, holds=False) for term in missed.every}
         recipe, given = example(spared | kept)
         assert not row.holds(facts_of(recipe, given))
 
