@@ -50,7 +50,44 @@ from firecaffe.solvers.config import (
     OF_PLAIN_MOMENTUM,
 )
 
-_DATA = (
+REFUSALS: tuple[Refusal, ...] = (
+    # The network and its training
+    Refusal(
+        (on("train.steps"), on("train.epochs")),
+        "one of them says how long to train",
+        "leave the other out",
+    ),
+    Refusal(
+        (on("model"), on("model.args")),
+        "arguments are of a network that the recipe names",
+        "give model=lambda: MyNet(…)",
+    ),
+    Refusal(
+        (is_("solver.momentum_form", "caffe"), is_not("solver.type", *OF_CAFFE)),
+        "Caffe has no such form of it",
+        f"{', '.join(OF_CAFFE)} have it",
+    ),
+    Refusal(
+        (is_("solver.decay_form", "decoupled"), is_not("solver.type", *MAY_DECOUPLE)),
+        "the decay of this solver cannot be separated from its update",
+        f"{', '.join(MAY_DECOUPLE)} have it; that of adam is solver.type adamw",
+    ),
+    Refusal(
+        (is_("solver.decay_form", "l1"), is_not("solver.type", *MAY_L1)),
+        "this solver has no such decay",
+        f"{', '.join(MAY_L1)} have it",
+    ),
+    Refusal(
+        (is_("solver.type", "nesterov"), is_("solver.momentum", 0)),
+        "nesterov is SGD whose momentum looks ahead",
+        "say solver.momentum = 0.9, or solver.type = sgd",
+    ),
+    Refusal(
+        (on("solver.warmup_steps"), is_("solver.lr_policy", "one_cycle")),
+        "one_cycle rises by itself, over solver.pct_start of the training",
+        "leave solver.warmup_steps out",
+    ),
+    # Data
     Refusal(
         (on("validation_set"), on("data.hold_out")),
         "each gives the samples for validation",
@@ -66,9 +103,7 @@ _DATA = (
         "the transform_param of the net's data layers decides",
         "leave the word out",
     ),
-)
-
-_EXCHANGE = (
+    # Exchanges
     Refusal(
         (any_of(CODEC, SHARES, IN_SHARDS), is_("exchange.algorithm", OUT_OF_ORDER)),
         "sums take the order of the micro-batch tree, which this exchange does not keep",
@@ -79,9 +114,7 @@ _EXCHANGE = (
         "a hook takes each worker's gradient of a step, whole and as it is, and gives all workers "
         "their sum",
     ),
-)
-
-_SERVED = (
+    # Modes with a server
     Refusal(
         (is_("exchange.compressor", VARIABLE_LENGTH), BY_SERVER),
         "a server takes gradients one by one, each in as many bytes",
@@ -169,9 +202,7 @@ _SERVED = (
         "speeds = measured and the file of the timings come together",
         "name the file, RUN/timings/rank-0.jsonl",
     ),
-)
-
-_REPLICAS = (
+    # Mode local
     Refusal(
         (is_("synchrony.inner_momentum", "average"), on("synchrony.overlap_steps")),
         "momentum has gone on when its average comes",
@@ -199,22 +230,7 @@ _REPLICAS = (
         (is_("parallel.scheme", ONE_WEIRD_TRICK), IN_REPLICAS),
         "each worker of a row then has its own samples, while a replica is a whole row's",
     ),
-)
-
-_SHARDS = (
-    Refusal(
-        (IN_SHARDS, NOT_EVERY_STEP),
-        "in other modes there is no sum of a step over workers that they could share out",
-        "take synchrony.mode = every_step, or leave exchange.update_at out",
-    ),
-    Refusal(
-        (IN_SHARDS, OWN_SOLVER),
-        "an optimizer of your own may need what other workers have",
-        f"{', '.join(BY_LAYER)} update each parameter by itself",
-    ),
-)
-
-_PARALLEL = (
+    # Split models
     Refusal(
         (ROW, is_("train.compile", True)),
         "code that is compiled for a part need not round as that of the whole",
@@ -243,9 +259,18 @@ _PARALLEL = (
         (any_of(on("parallel.data"), on("parallel.model")), is_("parallel.scheme", AUTO)),
         "auto chooses it",
     ),
-)
-
-_CONSTRAINED = (
+    # Sharded updates
+    Refusal(
+        (IN_SHARDS, NOT_EVERY_STEP),
+        "in other modes there is no sum of a step over workers that they could share out",
+        "take synchrony.mode = every_step, or leave exchange.update_at out",
+    ),
+    Refusal(
+        (IN_SHARDS, OWN_SOLVER),
+        "an optimizer of your own may need what other workers have",
+        f"{', '.join(BY_LAYER)} update each parameter by itself",
+    ),
+    # Pruned and shared weights
     Refusal(
         (is_not("prune.how", MAGNITUDE), IN_REPLICAS),
         "the weights to keep are chosen by their size, which differs among replicas",
@@ -276,55 +301,6 @@ _CONSTRAINED = (
         "weights are pruned over some steps",
         "say over how many, as prune.steps = 1000",
     ),
-)
-
-_TRAINING = (
-    Refusal(
-        (on("train.steps"), on("train.epochs")),
-        "one of them says how long to train",
-        "leave the other out",
-    ),
-    Refusal(
-        (on("model"), on("model.args")),
-        "arguments are of a network that the recipe names",
-        "give model=lambda: MyNet(…)",
-    ),
-    Refusal(
-        (is_("solver.momentum_form", "caffe"), is_not("solver.type", *OF_CAFFE)),
-        "Caffe has no such form of it",
-        f"{', '.join(OF_CAFFE)} have it",
-    ),
-    Refusal(
-        (is_("solver.decay_form", "decoupled"), is_not("solver.type", *MAY_DECOUPLE)),
-        "the decay of this solver cannot be separated from its update",
-        f"{', '.join(MAY_DECOUPLE)} have it; that of adam is solver.type adamw",
-    ),
-    Refusal(
-        (is_("solver.decay_form", "l1"), is_not("solver.type", *MAY_L1)),
-        "this solver has no such decay",
-        f"{', '.join(MAY_L1)} have it",
-    ),
-    Refusal(
-        (is_("solver.type", "nesterov"), is_("solver.momentum", 0)),
-        "nesterov is SGD whose momentum looks ahead",
-        "say solver.momentum = 0.9, or solver.type = sgd",
-    ),
-    Refusal(
-        (on("solver.warmup_steps"), is_("solver.lr_policy", "one_cycle")),
-        "one_cycle rises by itself, over solver.pct_start of the training",
-        "leave solver.warmup_steps out",
-    ),
-)
-
-REFUSALS = (
-    *_TRAINING,
-    *_DATA,
-    *_EXCHANGE,
-    *_SERVED,
-    *_REPLICAS,
-    *_PARALLEL,
-    *_SHARDS,
-    *_CONSTRAINED,
 )
 """The rows. If several apply, the first is reported."""
 
