@@ -43,8 +43,7 @@ class Layout:
 
     @classmethod
     def of(cls, batch: Batch) -> "Layout":
-        inputs, targets = (tree_map(leaf_of, tree) for tree in batch)
-        return cls(inputs, targets)
+        return cls(*map_batch(leaf_of, batch))
 
     def __str__(self) -> str:
         return f"{tree_text(self.inputs)} with targets {tree_text(self.targets)}"
@@ -68,13 +67,10 @@ class Layout:
         )
 
     def zeros(self, count: int, device: torch.device | str = "cpu") -> Batch:
-        inputs, targets = (
-            tree_map(
-                lambda leaf: torch.zeros(count, *leaf.shape, dtype=leaf.dtype, device=device), tree
-            )
-            for tree in (self.inputs, self.targets)
+        return map_batch(
+            lambda leaf: torch.zeros(count, *leaf.shape, dtype=leaf.dtype, device=device),
+            (self.inputs, self.targets),
         )
-        return inputs, targets
 
 
 def leaf_of(tensor: Tensor) -> TensorLayout:
@@ -88,7 +84,7 @@ def unusual(tensor: Tensor) -> str:
     return "" if tensor.layout == torch.strided else str(tensor.layout)
 
 
-def map_batch(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+def map_batch(function: Callable[[Any], Any], batch: Batch) -> Batch:
     inputs, targets = batch
     if isinstance(inputs, Tensor) and isinstance(targets, Tensor):  # the common case, made fast
         return function(inputs), function(targets)
@@ -326,13 +322,7 @@ class TensorDataset:
     def batch(self, indices_B: Tensor) -> Batch:
         """Return the samples of `indices_B`, an int64 tensor of (B,)."""
         # 15 times as fast as an index in brackets, for 128 images of 3 kB.
-        if isinstance(self.inputs, Tensor) and isinstance(self.targets, Tensor):
-            return self.inputs.index_select(0, indices_B), self.targets[indices_B]
-        inputs, targets = (
-            tree_map(lambda leaf: leaf.index_select(0, indices_B), tree)
-            for tree in (self.inputs, self.targets)
-        )
-        return inputs, targets
+        return map_batch(lambda leaf: leaf.index_select(0, indices_B), (self.inputs, self.targets))
 
 
 def _are_images(inputs: Any, targets: Any) -> bool:
