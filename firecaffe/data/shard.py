@@ -14,7 +14,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Annotated, Self
@@ -178,15 +178,9 @@ class ShardWriter:
                 np.array(self._checksums, "<u4").tobytes() + padding,
             ]
         )
-        description = {
-            "kind": self.kind,
-            "shape": list(self.shape),
-            "count": count,
-            "index_at": at,
-            "index_crc32": zlib.crc32(index),
-            "skipped": self.skipped,
-        }
-        header = json.dumps(description).encode()
+        index_crc, skipped = zlib.crc32(index), tuple(self.skipped)
+        described = ShardHeader(self.kind, self.shape, count, at, index_crc, skipped)
+        header = json.dumps(asdict(described)).encode()
         file.write(index + header)
         num_bytes = file.tell()
         file.seek(0)

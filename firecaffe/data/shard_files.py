@@ -40,6 +40,7 @@ class ShardFiles(Protocol):
 
     def drop_damaged(self, info: ShardInfo) -> None:
         """Delete a cached copy that differs from the packed shard, if files are cached."""
+        return
 
 
 def is_remote(root: str) -> bool:
@@ -55,8 +56,7 @@ def open_files(root: str, cache: str = "", cache_bytes: int = 0) -> ShardFiles:
 def read_text(root: str, file: str, most_bytes: int) -> str:
     """Read a small text file of the data set. Raises DataError if it is too long or not text."""
     if is_remote(root):
-        remote = RemoteFiles(root)
-        content = remote.fetch(file, 0, most_bytes)
+        content = RemoteFiles(root).fetch(file, 0, most_bytes)
     else:
         with reading(f"{root}/{file}"), open_regular(Path(root) / file) as opened:
             content = opened.read(most_bytes)
@@ -81,7 +81,7 @@ class _Opened:
             self._file.close()
 
 
-class LocalFiles:
+class LocalFiles(ShardFiles):
     def __init__(self, root: str | Path) -> None:
         self.root = str(root)
         self._opened = lru_cache(OPEN_FILES)(_Opened)
@@ -98,8 +98,6 @@ class LocalFiles:
         with reading(self.name(info)):
             return os.stat(self.name(info)).st_size
 
-    def drop_damaged(self, info: ShardInfo) -> None: ...
-
     def copy(self, info: ShardInfo, to: Path) -> None:
         try:
             shutil.copyfile(self.name(info), to)
@@ -109,7 +107,7 @@ class LocalFiles:
             ) from error
 
 
-class RemoteFiles:
+class RemoteFiles(ShardFiles):
     def __init__(self, root: str) -> None:
         try:
             import fsspec
@@ -148,8 +146,6 @@ class RemoteFiles:
     def size(self, info: ShardInfo) -> int:
         return int(self._tried(lambda: self._system.size(f"{self._path}/{info.file}")))
 
-    def drop_damaged(self, info: ShardInfo) -> None: ...
-
     def copy(self, info: ShardInfo, to: Path) -> None:
         self._tried(lambda: self._system.get_file(f"{self._path}/{info.file}", str(to)))
 
@@ -160,7 +156,7 @@ class RemoteFiles:
             raise DataError(f"{self.root}: {type(error).__name__}: {error}") from error
 
 
-class CachedFiles:
+class CachedFiles(ShardFiles):
     """Copies of shards in a folder that processes share. A lock guards fetching and deleting."""
 
     def __init__(self, source: LocalFiles | RemoteFiles, folder: Path, limit_bytes: int) -> None:
@@ -171,12 +167,11 @@ class CachedFiles:
 
     def read(self, info: ShardInfo, start: int, length: int) -> bytes:
         copy = self.folder / _copy_of(info)
-        try:
-            return _pread(copy, start, length)
-        except FileNotFoundError:
-            return self._fetch_and_read(info, copy, start, length)
-        except OSError as error:
-            raise DataError(f"{copy}: cannot be read, {error.strerror or error}") from error
+        with reading(copy):
+            try:
+                return _pread(copy, start, length)
+            except FileNotFoundError:
+                return self._fetch_and_read(info, copy, start, length)
 
     def size(self, info: ShardInfo) -> int:
         try:
