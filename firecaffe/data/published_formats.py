@@ -157,15 +157,11 @@ def open_cifar10(
     The folder holds the archive, the six files, or `cifar-10-batches-bin` with them.
     """
     file_bytes = records_per_file * _RECORD_BYTES
-    if path.is_file():
-        where, contents = path, _read_archive(path, file_bytes)
-    else:
-        inner = path / "cifar-10-batches-bin"
-        where = inner if inner.is_dir() else path
-        if not (where / TRAIN_FILES[0]).exists() and (path / ARCHIVE).is_file():
-            where, contents = path / ARCHIVE, _read_archive(path / ARCHIVE, file_bytes)
-        else:
-            contents = _read_folder(where, file_bytes)
+    inner = path / "cifar-10-batches-bin"
+    where = inner if inner.is_dir() else path
+    if not (where / TRAIN_FILES[0]).exists() and (path / ARCHIVE).is_file():
+        where = path / ARCHIVE
+    contents = (_read_archive if where.is_file() else _read_folder)(where, file_bytes)
     return _parse(where, contents, TRAIN_FILES), _parse(where, contents, TEST_FILES)
 
 
