@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import inf
 
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS
@@ -44,17 +44,11 @@ def check_task(config: TaskConfig) -> None:
         raise RecipeError(
             f"task.label_smoothing is {config.label_smoothing:g}; it must be at least 0 and below 1"
         )
-    wrong = [
-        class_weight
-        for class_weight in config.class_weights
-        if not (isfinite(class_weight) and class_weight >= 0)
-    ]
-    if wrong or (config.class_weights and not any(config.class_weights)):
-        raise RecipeError(
-            f"task.class_weights has {wrong[0]:g}; each must be 0 or more"
-            if wrong
-            else "task.class_weights are all 0; nothing would be learned"
-        )
+    for weight in config.class_weights:
+        if not 0 <= weight < inf:
+            raise RecipeError(f"task.class_weights has {weight:g}; each must be 0 or more")
+    if config.class_weights and not any(config.class_weights):
+        raise RecipeError("task.class_weights are all 0; nothing would be learned")
     if config.name == OWN_TASK or is_reference(config.name) or is_caffe(config.name):
         return
     if config.name not in TASKS:

@@ -4,13 +4,13 @@ Torch's losses of classes become means over samples, even if some have no label.
 """
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, nll_loss
 
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS, Measure
@@ -145,19 +145,10 @@ class _OverSamples:
         self.loss = loss
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
-        loss = self.loss
         if not isinstance(targets, Tensor) or targets.is_floating_point():
-            value: Tensor = loss(outputs, targets)  # shares of classes
+            value: Tensor = self.loss(outputs, targets)  # shares of classes
             return value
-        if isinstance(loss, nn.CrossEntropyLoss):
-            smoothing = loss.label_smoothing
-            total = cross_entropy(
-                outputs,
-                targets,
-                ignore_index=loss.ignore_index,
-                label_smoothing=smoothing,
-                reduction="sum",
-            )
-        else:
-            total = nll_loss(outputs, targets, ignore_index=loss.ignore_index, reduction="sum")
+        summed = copy(self.loss)
+        summed.reduction = "sum"
+        total: Tensor = summed.forward(outputs, targets)
         return total / max(1, targets.numel())
