@@ -13,7 +13,7 @@ Source: Iandola et al. 2016 (FireCaffe, arXiv 1511.00175).
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import prod
@@ -341,13 +341,11 @@ def _recording(
         if rows:
             rows[-1] = replace(rows[-1], kernels=(*rows[-1].kernels, *between))
 
-    handles = [part.register_forward_hook(record) for part in parameters_of]
-    handles += [part.register_forward_pre_hook(begin) for part in parameters_of]
-    try:
+    with ExitStack() as hooks:
+        for part in parameters_of:
+            hooks.enter_context(part.register_forward_hook(record))
+            hooks.enter_context(part.register_forward_pre_hook(begin))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -378,20 +376,16 @@ def saved_bytes(network: nn.Module, inputs: Any) -> dict[str, int]:
         return tensor
 
     names = {part: name for name, part in network.named_modules()}
-    handles = [
-        part.register_forward_pre_hook(partial(begin, names[part])) for part in layers_in(network)
-    ]
-    try:
-        with (
-            in_training(network),
-            torch.enable_grad(),
-            without_compiler(),
-            saved_tensors_hooks(pack, lambda tensor: tensor),
-        ):
-            functional_call(network, shadows, (inputs,))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with (
+        ExitStack() as hooks,
+        in_training(network),
+        torch.enable_grad(),
+        without_compiler(),
+        saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
+        for part in layers_in(network):
+            hooks.enter_context(part.register_forward_pre_hook(partial(begin, names[part])))
+        functional_call(network, shadows, (inputs,))
     return saved
 
 
