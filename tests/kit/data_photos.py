@@ -1,7 +1,9 @@
-"""Photos as files, in folders by part and class, and packed into shards."""
+"""Photos as files, in folders by part and class, in tar files, and packed into shards."""
 
 import io
+import tarfile
 from pathlib import Path
+from typing import Literal
 
 import simplejpeg
 import torch
@@ -11,7 +13,7 @@ from firecaffe.data.hash import hash64
 from firecaffe.data.pack_images import Packing, PackOptions
 from firecaffe.data.pack_sources import open_source
 from firecaffe.data.packed import PackedPart, PackedSet, read_list
-from firecaffe.data.shard_files import LocalFiles
+from firecaffe.data.shard_files import LocalFiles, ShardFiles
 
 CLASSES = ("cat", "dog")
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -54,6 +56,23 @@ def make_folder(folder: Path, train: int = 30, test: int = 6) -> Path:
     return folder
 
 
+def write_tar(path: Path, members: dict[str, bytes], mode: Literal["w", "w:gz"] = "w") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as archive:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def long_header() -> bytes:
+    """A header of tar that Python searches by the square of its bytes."""
+    header = tarfile.TarInfo("name")
+    header.type, header.size = tarfile.XHDTYPE, 1 << 15
+    return header.tobuf() + b"%d a=" % header.size + b"0" * (header.size - 9) + b"\n"
+
+
 def pack(
     source: Path, dest: Path, workers: int = 2, resize: int = 0, raw: bool = False
 ) -> PackedSet:
@@ -61,8 +80,9 @@ def pack(
     return Packing(open_source(source), dest, options, workers).run()
 
 
-def part_of(root: Path, part: str = "train") -> PackedPart:
-    return PackedPart(read_list(str(root)), part, LocalFiles(root))
+def part_of(root: Path | str, files: ShardFiles | None = None) -> PackedPart:
+    """The training part, read in place or from these files."""
+    return PackedPart(read_list(str(root)), "train", files or LocalFiles(root))
 
 
 def flip(path: Path, at: int) -> None:

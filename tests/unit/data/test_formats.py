@@ -1,7 +1,6 @@
 """idx files and CIFAR-10's, good ones and each kind of bad one."""
 
 import gzip
-import io
 import struct
 import tarfile
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from firecaffe.data.published_formats import (
     read_idx_pair,
 )
 from firecaffe.errors import DataError
+from tests.kit.data_photos import long_header, write_tar
 
 
 def idx(*sizes: int, data: bytes, magic: int | None = None) -> bytes:
@@ -151,12 +151,7 @@ def make_folder(folder: Path, files: dict[str, bytes]) -> Path:
 def make_archive(
     path: Path, files: dict[str, bytes], prefix: str = "cifar-10-batches-bin/"
 ) -> Path:
-    with tarfile.open(path, "w:gz") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(prefix + name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return path
+    return write_tar(path, {prefix + name: data for name, data in files.items()}, "w:gz")
 
 
 SOURCES: dict[str, tuple[Callable[[Path, dict[str, bytes]], Path], str, str]] = {
@@ -222,12 +217,6 @@ def test_a_member_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
         archive.addfile(member)
     with pytest.raises(DataError, match=r"holds no data_batch_1\.bin"):
         open_cifar10(path, RECORDS)
-
-
-def long_header() -> bytes:
-    header = tarfile.TarInfo("name")
-    header.type, header.size = tarfile.XHDTYPE, 1 << 15
-    return header.tobuf() + b"%d a=" % header.size + b"0" * (header.size - 9) + b"\n"
 
 
 @pytest.mark.parametrize(

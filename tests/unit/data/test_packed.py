@@ -17,7 +17,7 @@ from firecaffe.data import DataConfig, TensorDataset, open_data, sources
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.pack_images import Packing, PackOptions, verify
 from firecaffe.data.pack_sources import open_source
-from firecaffe.data.packed import PackedPart, RawPart, read_list
+from firecaffe.data.packed import RawPart, read_list
 from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import LocalFiles
 from firecaffe.errors import DataError, RecipeError
@@ -159,7 +159,7 @@ def test_opening_reads_no_shard(packed: Path) -> None:
             return super().read(info, start, length)
 
     files = Counted(packed)
-    part = PackedPart(read_list(str(packed)), "train", files)
+    part = part_of(packed, files)
     assert (len(part), files.reads) == (30, 0)
     part.read(0)
     assert files.reads == 4  # prologue, header, index, sample

@@ -1,6 +1,5 @@
 """What can be packed: each format gives the images and labels that were put into it."""
 
-import io
 import tarfile
 from pathlib import Path
 
@@ -11,23 +10,13 @@ from firecaffe.data.pack_images import Packing, PackOptions, Source
 from firecaffe.data.pack_sources import open_source, part_of
 from firecaffe.data.published_formats import TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.errors import DataError, RecipeError
-from tests.kit.data_photos import make_folder, photo
+from tests.kit.data_photos import long_header, make_folder, photo, write_tar
 from tests.unit.data.test_source import write_idx_files
 from tools.caffe_goldens.data_cases import datum, pixels, raw, write_lmdb
 
 
-def write_tar(path: Path, members: dict[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as archive:
-        for name, content in members.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            archive.addfile(entry, io.BytesIO(content))
-
-
 def of_tar(folder: Path, members: dict[str, bytes]) -> Source:
-    write_tar(folder / "a.tar", members)
-    return open_source(folder / "a.tar")
+    return open_source(write_tar(folder / "a.tar", members))
 
 
 def contents(source: Source, part: str) -> list[tuple[bytes, str]]:
@@ -170,8 +159,7 @@ def test_lmdbs_that_are_not_alike_or_no_lmdbs(tmp_path: Path) -> None:
 
 
 def test_tar_files_that_lie_of_a_member(tmp_path: Path) -> None:
-    path = tmp_path / "set.tar"
-    write_tar(path, {"a/0.jpg": photo(0), "b/1.jpg": photo(1)})
+    path = write_tar(tmp_path / "set.tar", {"a/0.jpg": photo(0), "b/1.jpg": photo(1)})
     whole = path.read_bytes()
     path.write_bytes(whole[: 512 + 100])
     with pytest.raises(DataError, match=r"a/0\.jpg is cut|not a whole tar file"):
@@ -193,14 +181,12 @@ def test_tar_files_that_lie_of_a_member(tmp_path: Path) -> None:
 
 def test_headers_of_tar_that_cost_more_than_they_are_long(tmp_path: Path) -> None:
     """They are searched by the square of their bytes, or copied for each member."""
-    path = tmp_path / "set.tar"
-    write_tar(path, {"a/0.jpg": photo(0), "b/1.jpg": photo(1)})
+    path = write_tar(tmp_path / "set.tar", {"a/0.jpg": photo(0), "b/1.jpg": photo(1)})
     whole = path.read_bytes()
-    name = tarfile.TarInfo("name")
-    name.type, name.size = tarfile.XHDTYPE, 1 << 15
-    path.write_bytes(name.tobuf() + b"%d a=" % name.size + b"0" * (name.size - 9) + b"\n" + whole)
+    path.write_bytes(long_header() + whole)
     with pytest.raises(DataError, match="a header of 32,768 bytes"):
         open_source(path)
+    name = tarfile.TarInfo("name")
     name.type, name.size = tarfile.XGLTYPE, 1 << 15
     path.write_bytes(name.tobuf() + b"12 path=c/d\n".ljust(name.size, b"\0") + whole)
     assert open_source(path).parts["train"].names == ["set.tar:a/0.jpg", "set.tar:b/1.jpg"]

@@ -254,6 +254,6 @@ def test_two_threads_that_find_it_at_once_say_it_once(monkeypatch: pytest.Monkey
 
 
 def test_a_doubt_of_one_rank_is_every_rank_s(ranks: Ranks, tmp_path: Path) -> None:
-    first, second = ranks.run(2, on_one_rank_alone, tmp_path / "run", 1)
+    first, second = ranks.shared(2, on_one_rank_alone, tmp_path / "run", 1)
     assert first == second
     assert any("the training set draws random numbers" in doubt for doubt in first)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firecaffe.data.packed import PackedPart, read_list
+from firecaffe.data.packed import read_list
 from firecaffe.data.shard import PROLOGUE, Read, ShardIndex, ShardWriter, read_index, read_sample
 from firecaffe.data.shard_files import CachedFiles, open_files
 from firecaffe.errors import DataError
@@ -146,12 +146,12 @@ def test_a_remote_data_set_gives_the_same_samples(packed: Path) -> None:
     for path in packed.iterdir():
         memory.pipe_file(f"/bucket/{path.name}", path.read_bytes())
     root = "memory://bucket"
-    remote = PackedPart(read_list(root), "train", open_files(root))
+    remote = part_of(root, open_files(root))
     here = part_of(packed)
     assert [remote.read(i) for i in range(30)] == [here.read(i) for i in range(30)]
     memory.rm("/bucket/train-00000.shard")
     with pytest.raises(DataError, match="memory://bucket: FileNotFoundError"):
-        PackedPart(read_list(root), "train", open_files(root))
+        part_of(root, open_files(root))
     with pytest.raises(DataError, match="nosuch://x"):
         read_list("nosuch://x")
 
@@ -163,8 +163,8 @@ def test_a_server_that_sends_whole_files_needs_a_cache(packed: Path, tmp_path: P
         Thread(target=server.serve_forever, daemon=True).start()
         root = f"http://localhost:{server.server_port}"
         with pytest.raises(DataError, match=r"ranges.*data\.cache"):
-            PackedPart(read_list(root), "train", open_files(root)).read(0)
-        remote = PackedPart(read_list(root), "train", open_files(root, str(tmp_path / "cache")))
+            part_of(root, open_files(root)).read(0)
+        remote = part_of(root, open_files(root, str(tmp_path / "cache")))
         here = part_of(packed)
         assert [remote.read(i) for i in range(30)] == [here.read(i) for i in range(30)]
         server.shutdown()
@@ -184,7 +184,7 @@ def test_a_cache_fetches_each_shard_once_and_keeps_to_its_limit(
     limit = sum(info.num_bytes for info in infos[:2]) + 100
     files = open_files(str(packed), str(tmp_path / "cache"), limit)
     assert isinstance(files, CachedFiles)
-    part = PackedPart(read_list(str(packed)), "train", files)
+    part = part_of(packed, files)
     here = part_of(packed)
     for number in (*range(30), *range(30)):
         assert part.read(number) == here.read(number)
@@ -192,7 +192,7 @@ def test_a_cache_fetches_each_shard_once_and_keeps_to_its_limit(
         assert held <= limit
     tiny = open_files(str(packed), str(tmp_path / "tiny"), 100)
     with pytest.raises(DataError, match=r"a shard of .* MB does not fit .*; raise data.cache"):
-        PackedPart(read_list(str(packed)), "train", tiny).read(0)
+        part_of(packed, tiny).read(0)
 
 
 def test_a_cache_deletes_nothing_but_its_copies(packed: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_cache_deletes_nothing_but_its_copies(packed: Path) -> None:
     (packed / "test-00001.shard.partial").touch()  # of a packing that is under way
     before = {path.name: path.read_bytes() for path in packed.iterdir()}
     limit = max(info.num_bytes for info in read_list(str(packed)).parts["train"])
-    part = PackedPart(read_list(str(packed)), "train", open_files(str(packed), str(packed), limit))
+    part = part_of(packed, open_files(str(packed), str(packed), limit))
     here = part_of(packed)
     assert [part.read(number) for number in range(30)] == [here.read(n) for n in range(30)]
     after = {path.name: path.read_bytes() for path in packed.iterdir()}
@@ -213,7 +213,7 @@ def test_no_room_on_a_nearly_full_disk_is_none(
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=10**9, free=10**7))
     files = open_files(str(packed), str(tmp_path / "cache"))
     with pytest.raises(DataError, match="does not fit 0 MB"):
-        PackedPart(read_list(str(packed)), "train", files).read(0)
+        part_of(packed, files).read(0)
 
 
 def zeroed(path: Path) -> None:
@@ -227,13 +227,13 @@ def test_a_damaged_copy_is_fetched_again(
 ) -> None:
     """Its data set is whole: other images must not stand in for it, on this host alone."""
     files = open_files(str(packed), str(tmp_path / "cache"))
-    part = PackedPart(read_list(str(packed)), "train", files)
+    part = part_of(packed, files)
     here = part_of(packed)
     samples = [part.read(number) for number in range(30)]
     for copy in (tmp_path / "cache").glob("*.shard"):
         damage(copy)
     if not is_open:
-        part = PackedPart(read_list(str(packed)), "train", files)
+        part = part_of(packed, files)
     assert [part.read(number) for number in range(30)] == samples == [*map(here.read, range(30))]
 
 
@@ -264,9 +264,7 @@ def test_processes_may_share_a_cache_at_its_limit(packed: Path, tmp_path: Path) 
 
 
 def test_a_cache_does_not_keep_what_was_not_packed(packed: Path, tmp_path: Path) -> None:
-    part = PackedPart(
-        read_list(str(packed)), "train", open_files(str(packed), str(tmp_path / "cache"))
-    )
+    part = part_of(packed, open_files(str(packed), str(tmp_path / "cache")))
     flip(packed / "train-00000.shard", 60)
     with pytest.raises(DataError, match="not what was packed"):
         part.read(0)
