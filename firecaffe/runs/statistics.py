@@ -112,17 +112,16 @@ def _difference(
     value = fmean(second) - fmean(first)
     if isnan(value):
         return Difference(value, -inf, inf, 1.0, nan, UNDECIDED, None)
-    if min(len(first), len(second)) < FEWEST:
-        enough = _runs_for(band, value, first, second, tests)
-        more = _more(enough, first, second)
-        return Difference(value, -inf, inf, 1.0, nan, UNDECIDED, more)
-    low, high, p_value = _welch(first, second, tests)
-    difference = Difference(value, low, high, p_value, _effect(first, second, value), DIFFERENT, 0)
+    low, high, p_value, effect = -inf, inf, 1.0, nan
+    if min(len(first), len(second)) >= FEWEST:
+        low, high, p_value = _welch(first, second, tests)
+        effect = _effect(first, second, value)
+    difference = Difference(value, low, high, p_value, effect, DIFFERENT, 0)
     if -band - ROUNDING <= low and high <= band + ROUNDING:
         return replace(difference, verdict=EQUIVALENT)
     if not low <= 0 <= high:
         return difference
-    more = _more(_runs_for(band, value, first, second, tests), first, second)
+    more = more_runs(first, second, [[abs(value)], [band - value, band + value]], tests)
     return replace(difference, verdict=UNDECIDED, more=more)
 
 
@@ -193,20 +192,16 @@ def pooled_spread(first: Sequence[float], second: Sequence[float]) -> float | No
     return sqrt(squares / freedom)
 
 
-def _runs_for(
-    band: float, value: float, first: Sequence[float], second: Sequence[float], tests: int
+def more_runs(
+    first: Sequence[float],
+    second: Sequence[float],
+    ways: Sequence[Sequence[float]],
+    tests: int = 1,
 ) -> int | None:
+    """Return the further runs of each side for a verdict, as `runs_enough` counts them."""
     spread = pooled_spread(first, second)
-    if spread is None:
-        return FEWEST
-    return runs_enough(spread, [[abs(value)], [band - value, band + value]], tests)
-
-
-def _more(enough: int | None, first: Sequence[float], second: Sequence[float]) -> int | None:
-    if enough is None:
-        return None
-    fewest = min(len(first), len(second))
-    return max(1, max(enough, FEWEST) - fewest)
+    enough = FEWEST if spread is None else runs_enough(spread, ways, tests)
+    return enough and max(1, enough - min(len(first), len(second)))
 
 
 def _effect(first: Sequence[float], second: Sequence[float], value: float) -> float:

@@ -13,7 +13,6 @@ from typing import Any
 from firecaffe.runs.measure import failure, measure_of, of_difference, of_mean
 from firecaffe.runs.statistics import (
     BAND,
-    FEWEST,
     MAX_RUNS,
     RELATIVE_BAND,
     ROUNDING,
@@ -22,8 +21,7 @@ from firecaffe.runs.statistics import (
     as_gain,
     differences,
     mean_of,
-    pooled_spread,
-    runs_enough,
+    more_runs,
 )
 
 KEPT, LOST, UNDECIDED = "kept", "lost", "not enough seeds"
@@ -80,12 +78,6 @@ def _verdict(
         return KEPT, 0, ""
     if gain.high < -band - ROUNDING:
         return LOST, 0, ""
-    spread = pooled_spread(before, after)
-    enough = FEWEST
-    if spread is not None:
-        needed = runs_enough(spread, [[abs(gain.value + band)]])
-        if needed is None:
-            return UNDECIDED, None, f", nor would {MAX_RUNS} be"
-        enough = needed
-    more = max(1, enough - min(len(before), len(after)))
-    return UNDECIDED, more, f", about {more} more of each would do"
+    more = more_runs(before, after, [[abs(gain.value + band)]])
+    why = f", nor would {MAX_RUNS} be" if more is None else f", about {more} more of each would do"
+    return UNDECIDED, more, why
