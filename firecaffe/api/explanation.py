@@ -22,13 +22,12 @@ from firecaffe.runs.explain_modes import (
     ServedExplanation,
     ServedRank,
     explain_served,
-    is_local,
     local_lines,
 )
 from firecaffe.runs.fault import NAME
 from firecaffe.runs.kineto import is_trace, read_trace
 from firecaffe.runs.noise_scale import noise_lines
-from firecaffe.runs.rank_shares import RankShares, shares_line, shares_of
+from firecaffe.runs.rank_shares import RankShares, row_of, shares_line, shares_of
 from firecaffe.runs.rank_times import (
     PARTS,
     Explanation,
@@ -41,10 +40,10 @@ from firecaffe.runs.rank_times import (
     later_rows,
     overload_lines,
     overloaded,
-    read_timings,
+    read_trips,
+    require_timings,
 )
-from firecaffe.runs.rank_times import explain as explain_run
-from firecaffe.runs.run_folder import FORECAST, elsewhere, read_run_file
+from firecaffe.runs.run_folder import FORECAST, elsewhere, read_run_file, recorded_section
 from firecaffe.runs.score import (
     ModeScore,
     ParallelScore,
@@ -57,6 +56,7 @@ from firecaffe.runs.score import (
     score_parallel,
     title_of,
 )
+from firecaffe.synchrony.config import LOCAL
 
 SERVED_HEADERS = ("rank", "micro-batches", "one takes", "idle", "pulled", "pushed")
 
@@ -245,14 +245,16 @@ def explain(run: str | Path | Sequence[str | Path], *, trust_code: bool = False)
 
 
 def _explain_folder(folder: Path, trust_code: bool) -> Explained:
-    timings: Rows = read_timings(folder)
+    timings: Rows = require_timings(folder)
     changed = 0
     served = explain_served(folder, timings)
     if served is None and (folder / "result.json").is_file():
         changed = last_change(timings)
         timings = later_rows(timings, changed)
-    in_rounds = is_local(folder)
-    explained = served or explain_run(folder, in_rounds, changed)
+    in_rounds = recorded_section(folder, "synchrony").get("mode") == LOCAL
+    explained = served or explain_rows(
+        timings, later_rows(read_trips(folder), changed), in_rounds, row_of(folder)
+    )
     scored: Scored | None = score_mode(folder, timings) or score_parallel(folder, timings)
     if isinstance(explained, Explanation):
         scored = scored or score(folder, timings, explained)

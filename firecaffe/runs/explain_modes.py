@@ -13,16 +13,8 @@ from typing import Any
 
 from firecaffe.errors import RunError
 from firecaffe.runs.rank_times import Rows, Slow, in_blocks, slow_by_blocks
-from firecaffe.runs.run_folder import RECIPE, read_run_file, read_run_recipe
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.schemas import ServerResult
-from firecaffe.synchrony.config import LOCAL
-
-
-def is_local(folder: Path) -> bool:
-    """Whether a run's recipe has mode local; False without a recipe. Raises RunError."""
-    if not (folder / RECIPE).exists():
-        return False
-    return read_run_recipe(folder).get("synchrony", {}).get("mode") == LOCAL  # type: ignore[no-any-return]
 
 
 def local_lines(folder: Path, timings: Rows) -> list[str]:

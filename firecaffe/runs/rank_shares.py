@@ -8,7 +8,7 @@ from typing import Any
 
 from firecaffe.errors import RunError
 from firecaffe.exchange.leaves import Shares
-from firecaffe.runs.run_folder import RECIPE, read_run_recipe
+from firecaffe.runs.run_folder import recorded_section
 from firecaffe.synchrony.shares import GAIN, balanced_shares, longest_s
 from firecaffe.user_code import shown
 from firecaffe.value_checks import MAX_MICRO_BATCHES
@@ -46,9 +46,7 @@ class RankShares:
 
 def row_of(folder: Path) -> WorkerRow:
     """Return the rows of a run by its recipe; ALONE without a recipe. Raises RunError."""
-    if not (folder / RECIPE).exists():
-        return ALONE
-    parallel = read_run_recipe(folder).get("parallel", {})  # older recipes lack the section
+    parallel = recorded_section(folder, "parallel")
     stages, model = len(parallel.get("stages") or ()) + 1, parallel.get("model", 1)
     is_split = stages == 1 or parallel.get("split")
     size = stages * model if is_split else stages

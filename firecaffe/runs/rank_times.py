@@ -126,29 +126,26 @@ class Explanation:
     stages: list[StageTimes] = field(default_factory=list)
 
 
-def explain(folder: Path, in_rounds: bool = False, after_step: int = 0) -> Explanation:
-    """Explain the timings of a run, finished or not. Raises RunError if there are none.
-
-    `in_rounds`: ranks wait for each other only at the end of rounds, and have fixed shares.
-    `after_step`: earlier steps are left out.
-    """
-    timings = later_rows(require_timings(folder), after_step)
-    trips = later_rows(_by_rank(folder, "round-trips-*.jsonl", TripRow), after_step)
-    explanation = explain_rows(timings, trips, in_rounds, row_of(folder))
-    return dataclasses.replace(explanation, shares=None) if in_rounds else explanation
+def explain(folder: Path) -> Explanation:
+    """Explain the timings of a run, finished or not. Raises RunError if there are none."""
+    return explain_rows(require_timings(folder), read_trips(folder), row=row_of(folder))
 
 
 def explain_rows(
     timings: Rows, trips: Rows, in_rounds: bool = False, row: WorkerRow = ALONE
 ) -> Explanation:
-    """Explain timings that were read elsewhere. `row`: the ranks that hold one model."""
+    """Explain timings and round trips. `row`: the ranks that hold one model.
+
+    `in_rounds`: ranks wait for each other only at the end of rounds, and have fixed shares.
+    """
     middle = statistics.fmean if in_rounds else statistics.median
     ranks = [_times(rank, rows, middle) for rank, rows in timings.items() if rows]
     computers, not_tested = _slow_computers(timings)
     links, why = _slow_links(trips)
     stages = stages_of(timings)
     # Stages have different work, so only whole rows of stages have comparable shares.
-    shares = None if stages and row == ALONE else shares_of(timings, row)
+    are_shared = not in_rounds and (not stages or row != ALONE)
+    shares = shares_of(timings, row) if are_shared else None
     slow = sorted(
         [*computers, *links], key=lambda entry: entry.own_s - entry.others_s, reverse=True
     )
@@ -157,6 +154,10 @@ def explain_rows(
 
 def read_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:
     return _by_rank(folder, "rank-*.jsonl", TimingRow)
+
+
+def read_trips(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    return _by_rank(folder, "round-trips-*.jsonl", TripRow)
 
 
 def last_change(timings: Rows) -> int:

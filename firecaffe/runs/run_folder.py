@@ -136,6 +136,12 @@ def read_run_recipe(folder: Path, absent: str = "this is no run folder") -> dict
     return sections
 
 
+def recorded_section(folder: Path, section: str) -> dict[str, Any]:
+    """Return a section of a run's recipe; empty if there is none. Raises RunError."""
+    is_there = (folder / RECIPE).exists()
+    return read_run_recipe(folder).get(section, {}) if is_there else {}
+
+
 def _check_is_there(folder: Path) -> None:
     if not folder.is_dir():
         raise RunError(f"{folder}: there is no run")

@@ -74,7 +74,7 @@ def test_any_layout(
     assert [row["loss"] for row in result.history] == [row["loss"] for row in alone.history]
     record = read_run_file(result.folder, "result.json")["synchrony"]
     assert (record["replicas"], record["synchronous_steps"]) == (2, 0)
-    waits = [rank.waits_s for rank in explain(result.folder, in_rounds=True).ranks]
+    waits = [rank.waits_s for rank in explain(result.folder).ranks]
     assert all(("activations" in each) == (kind == "split") for each in waits)
     if words == BESIDE:
         rows, between = changed(recipe, parallel=ROWS[kind]), checkpoint_of(result, 3)
