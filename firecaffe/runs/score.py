@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import Any
 
 from firecaffe.errors import RunError
-from firecaffe.runs.rank_times import Explanation, Rows, overloaded
+from firecaffe.runs.rank_times import Explanation, Rows, later_rows, overloaded
 from firecaffe.runs.run_folder import FORECAST, read_run_file
 from firecaffe.runs.schemas import (
     ActivationsRow,
@@ -35,37 +35,31 @@ Row = Mapping[str, Any]
 class LastForecast:
     """The last forecast of a run, which may have replaced the one made before the first step."""
 
-    place: Path
     row: Row
     timings: Rows
     """Times of the steps that it was not made from, after one step that readers leave out."""
     first_s: float | None = None
     """A step's seconds by the first forecast, if this one replaced it."""
 
-    def read_as(self, kind: Any) -> Row:
-        """Return the row, checked by a schema. Raises: RunError."""
-        try:
-            row: Row = checked(self.row, kind)
-        except ValueError as error:
-            raise RunError(f"{self.place}: {error}") from error
-        return row
+
+def _checked(place: object, words: Any, kind: Any) -> Any:
+    try:
+        return checked(words, kind)
+    except ValueError as error:
+        raise RunError(f"{place}: {error}") from error
 
 
 def read_forecast(folder: Path, timings: Rows) -> LastForecast | None:
     """Read a run's last forecast that later steps can score; None without one. Raises: RunError."""
-    place = folder / FORECAST
-    if not place.is_file():
+    if not (folder / FORECAST).is_file():
         return None
     first = read_run_file(folder, FORECAST)
     refined = first.get("refined")
     if refined is not None:
-        last = refined["made_from"]["last_step"]
-        later = {
-            rank: [row for row in rows if row["step"] >= last] for rank, rows in timings.items()
-        }
+        later = later_rows(timings, refined["made_from"]["last_step"] - 1)
         if any(len(rows) > 1 for rows in later.values()):
-            return LastForecast(place, refined, later, first.get("step_s"))
-    return LastForecast(place, first, timings)
+            return LastForecast(refined, later, first.get("step_s"))
+    return LastForecast(first, timings)
 
 
 MIN_GAIN = 0.01
@@ -156,7 +150,7 @@ def score(folder: Path, timings: Rows, explanation: Explanation) -> Score | None
     kept = read_forecast(folder, timings)
     if kept is None or "mode" in kept.row or "parallel" in kept.row:
         return None
-    forecast = kept.read_as(EveryStepForecast)
+    forecast = _checked(folder / FORECAST, kept.row, EveryStepForecast)
     measured, cluster = measured_parts(kept.timings), forecast["cluster"]
     parts = _parts(forecast, measured)
     step = step_part(forecast, measured["step_s"])
@@ -291,7 +285,7 @@ def score_mode(folder: Path, timings: Rows) -> ModeScore | None:
     if kept is None or "mode" not in kept.row:
         return None
     kind = ServerForecast if kept.row.get("average_s") is None else ModeForecast
-    forecast = kept.read_as(kind)
+    forecast = _checked(folder / FORECAST, kept.row, kind)
     rows = [row for row in kept.timings.get(0, ()) if row["step"] > forecast["after_step"]][1:]
     if not rows:
         return None
@@ -306,7 +300,7 @@ def score_mode(folder: Path, timings: Rows) -> ModeScore | None:
 def _figures(forecast: Row, rows: Sequence[Row], result: Row | None) -> Iterator[Figure]:
     averages = [row["exchange_s"] for row in rows if row.get("exchange_s")]
     if forecast["average_s"] and averages:
-        yield Figure("an average", " ms", forecast["average_s"] * 1e3, fmean(averages) * 1e3)
+        yield _figure("an average", forecast["average_s"], fmean(averages))
     if result is None:
         return
     came_to = result["synchrony"]
@@ -347,14 +341,11 @@ def score_parallel(folder: Path, timings: Rows) -> ParallelScore | None:
     if not by_rank:
         return None
     in_stages = bool(kept.row["parallel"].get("stages"))
-    forecast = kept.read_as(StagesForecast if in_stages else SplitForecast)
+    kind, parts_of = (StagesForecast, _of_stages) if in_stages else (SplitForecast, _of_split)
+    forecast = _checked(folder / FORECAST, kept.row, kind)
     if not in_stages:
-        try:
-            checked(by_rank, list[list[ActivationsRow]])
-        except ValueError as error:
-            raise RunError(f"{folder}: its timings: {error}") from error
+        _checked(f"{folder}: its timings", by_rank, list[list[ActivationsRow]])
     step = step_part(forecast, max(median(row["step_s"] for row in rows) for rows in by_rank))
-    parts_of = _of_stages if in_stages else _of_split
     figures = [*parts_of(forecast, by_rank)]
     return ParallelScore(forecast["cluster"], step, figures, kept.first_s)
 
