@@ -21,7 +21,7 @@ from firecaffe.runs.checklist import Item
 from firecaffe.runs.curves import Curves, Point, curves_of
 from firecaffe.runs.measure import Measure, in_words, of_difference, of_mean
 from firecaffe.runs.run_table import OWN_CODE, TableRun, places
-from firecaffe.runs.seed_groups import GroupRow, RunGroup, differing, letters
+from firecaffe.runs.seed_groups import GroupRow, RunGroup, differing, lettered, letters
 from firecaffe.runs.statistics import MAX_RUNS, UNDECIDED, Difference, Mean, Ratio
 from firecaffe.synchrony.config import EVERY_STEP
 
@@ -83,10 +83,10 @@ def render_groups(
     time = "time to target" if target is not None else "time"
     names = ["", *(time if header == "time" else header for header in headers(rows))]
     table = numbers_table(*names, texts=("", "hardware", "net"), no_wrap=False, **PLAIN)
-    for letter, row in zip(letters(len(rows)), rows, strict=True):
+    for letter, row in lettered(rows):
         table.add_row(letter, *cells(row, rows))
     differ = [
-        f"{word}: {', '.join(f'{a} {b}' for a, b in zip(letters(len(rows)), values, strict=True))}"
+        f"{word}: {', '.join(f'{letter} {value}' for letter, value in lettered(values))}"
         for word, values in shown_settings(words).items()
     ]
     lines = [*differ, *([""] if differ else []), *verdicts(rows), "", *_checks(items)]
@@ -163,7 +163,7 @@ def verdict(difference: Difference) -> str:
 
 def verdicts(rows: Sequence[GroupRow]) -> list[str]:
     lines = []
-    for letter, row in zip(letters(len(rows)), rows, strict=True):
+    for letter, row in lettered(rows):
         if row.failure:
             lines.append(f"{letter}: failed: {row.failure}")
         if row.idle_by_stage and row.idle_if_equal is not None:
@@ -208,10 +208,7 @@ def _checks(items: Sequence[Item]) -> list[str]:
 
 
 def _sources(rows: Sequence[GroupRow]) -> list[str]:
-    return [
-        f"{letter}: {', '.join(row.runs)}"
-        for letter, row in zip(letters(len(rows)), rows, strict=True)
-    ]
+    return [f"{letter}: {', '.join(row.runs)}" for letter, row in lettered(rows)]
 
 
 ID_SALT = "firecaffe"
@@ -364,21 +361,19 @@ def page(
     words = shown_settings(differing(groups))
     return environment.from_string(template).render(
         headers=names,
-        rows=[[letter, *cells(row, rows)] for letter, row in zip(called, rows, strict=True)],
+        rows=[[letter, *cells(row, rows)] for letter, row in lettered(rows)],
         verdicts=verdicts(rows),
         pictures=pictures(line_names(called, words), groups),
         words=words,
         letters=called,
         items=items,
-        sources=_runs_of(called, groups),
+        sources=_runs_of(groups),
     )
 
 
-def _runs_of(
-    called: Sequence[str], groups: Sequence[RunGroup]
-) -> list[tuple[str, list[tuple[str, str]]]]:
+def _runs_of(groups: Sequence[RunGroup]) -> list[tuple[str, list[tuple[str, str]]]]:
     where = iter(places([run for group in groups for run in group.runs]))
     return [
         (letter, [(next(where), run.result["weights_sha256"][:12]) for run in group.runs])
-        for letter, group in zip(called, groups, strict=True)
+        for letter, group in lettered(groups)
     ]

@@ -10,7 +10,7 @@ from math import inf
 
 from firecaffe.runs.measure import has_learned, of_band, of_difference
 from firecaffe.runs.run_table import TableRun, other_epochs
-from firecaffe.runs.seed_groups import GroupRow, RunGroup, band_of, code_of, letters
+from firecaffe.runs.seed_groups import GroupRow, RunGroup, band_of, code_of, lettered
 from firecaffe.runs.statistics import EQUIVALENT, FEWEST, ROUNDING
 
 
@@ -28,11 +28,7 @@ def checklist(
     """Return each item, met or missing. A difference up to `band` of the metric counts as none."""
     data = {str(group.first.result["data"]) for group in groups}
     seeds = min(row.seeds for row in rows)
-    unequal = [
-        f"{name}: {', '.join(row.unequal)}"
-        for name, row in zip(letters(len(rows)), rows, strict=True)
-        if row.unequal
-    ]
+    unequal = [f"{name}: {', '.join(row.unequal)}" for name, row in lettered(rows) if row.unequal]
     hardware = {row.hardware.split(" x ", 1)[1] for row in rows}
     tuned = str(groups[0].first.result.get("tuned", ""))
     alone = "" if len(groups) > 1 else "one group alone has nothing to be compared with"
@@ -64,14 +60,10 @@ def checklist(
 
 def _learned(groups: Sequence[RunGroup], rows: Sequence[GroupRow]) -> Item:
     # A network that learned nothing is as fast, and as good, as any other such network.
-    lost = [
-        f"{name}: {row.failure}"
-        for name, row in zip(letters(len(rows)), rows, strict=True)
-        if row.failure
-    ]
+    lost = [f"{name}: {row.failure}" for name, row in lettered(rows) if row.failure]
     unknown = [
         name
-        for name, group in zip(letters(len(groups)), groups, strict=True)
+        for name, group in lettered(groups)
         if any(has_learned(run.result) is None for run in group.runs)
     ]
     if unknown:
@@ -85,7 +77,7 @@ def _accuracy(rows: Sequence[GroupRow], alone: str, band: float) -> Item:
     side = "above" if measure.higher_is_better else "below"
     points = f"within {of_band(band, measure)} of the first group, or {side}"
     doubts = []
-    for name, row in zip(letters(len(rows)), rows, strict=True):
+    for name, row in lettered(rows):
         difference, gain = row.against, row.gain
         if row.failure:
             doubts.append(f"{name} has failed")

@@ -6,11 +6,11 @@ result: their accuracy counts once, because a repetition on other workers is no 
 their times counts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from firecaffe.runs.curves import (
     given_up,
@@ -42,6 +42,8 @@ from firecaffe.runs.statistics import (
     mean_of,
     ratios,
 )
+
+T = TypeVar("T")
 
 IGNORED_IN_GROUPS = ("train.seed", "environment.host", "environment.commit", "environment.source")
 
@@ -126,6 +128,11 @@ def band_of(groups: Sequence[RunGroup], band: float | None) -> float:
 
 def letters(count: int) -> list[str]:
     return [chr(ord("A") + number) if number < 26 else str(number) for number in range(count)]
+
+
+def lettered(of_groups: Sequence[T]) -> Iterable[tuple[str, T]]:
+    """Pair what is there for each group with the group's letter."""
+    return zip(letters(len(of_groups)), of_groups, strict=True)
 
 
 def group_runs(runs: Sequence[TableRun]) -> list[RunGroup]:
