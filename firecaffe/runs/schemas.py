@@ -93,21 +93,24 @@ class TripRow(StepRow):
     round_trip_s: Seconds
 
 
-class SynchronyRow(TypedDict, total=False):
-    replicas: Count
-    averages: Count
-    updates: Count
-    gradients: Count
-    dropped: Count
+class LearnersRow(TypedDict, total=False):
     again: Count
-    lost_learners: Count
-    mean_staleness: Amount
-    staleness: dict[str, Count]
     idle_by_rank: dict[str, Real]
     idle_by_learner: dict[str, Real]
     rank_by_learner: dict[str, Rank]
     pulled_bytes_by_learner: dict[str, Amount]
     pushed_bytes_by_learner: dict[str, Amount]
+
+
+class SynchronyRow(LearnersRow, total=False):
+    replicas: Count
+    averages: Count
+    updates: Count
+    gradients: Count
+    dropped: Count
+    lost_learners: Count
+    mean_staleness: Amount
+    staleness: dict[str, Count]
 
 
 class ParallelRow(TypedDict, total=False):
@@ -159,19 +162,13 @@ class DigestsResult(TypedDict):
     state_sha256: str
 
 
-class ServerRow(TypedDict):
+class ServerRow(LearnersRow):
     updates: Count
     gradients: Count
     dropped: Count
     lost_learners: Count
     mean_staleness: Amount
     staleness: dict[Number, Count]
-    again: NotRequired[Count]
-    idle_by_rank: NotRequired[dict[str, Real]]
-    idle_by_learner: NotRequired[dict[str, Real]]
-    rank_by_learner: NotRequired[dict[str, Rank]]
-    pulled_bytes_by_learner: NotRequired[dict[str, Amount]]
-    pushed_bytes_by_learner: NotRequired[dict[str, Amount]]
 
 
 class ServerResult(TypedDict):
