@@ -44,6 +44,7 @@ from firecaffe.tuning.candidates import (
     CandidateResult,
     Search,
     apply,
+    over_seeds,
     ranked,
     with_batch,
 )
@@ -172,8 +173,7 @@ def plan_search(asked: TuneRequest) -> Search:
         )
     candidate = search.trial_recipe(search.rules()[0])
     for tried in (large, candidate, *([] if asked.against else [recipe])):
-        bare = check_recipe(replace(tried, run=replace(tried.run, folder="")))
-        preflight(bare, asked.workers)
+        preflight(check_recipe(tried.replace("run.folder", "")), asked.workers)
     samples = sample_order(recipe, data).samples_before(total_steps(recipe, data))
     for run in asked.against:
         _check_against(run, recipe, data.description, samples)
@@ -229,8 +229,7 @@ def tune(
         before = [] if asked.against else _over_seeds(asked, asked.recipe, "before", measure)
         finalists = ranked(searched, measure)
         for place, winner in enumerate(finalists):
-            recipe = apply(search.recipe, winner.candidate, search.steps)
-            recipe = replace(recipe, run=replace(recipe.run, tuned=""))
+            recipe = apply(search.recipe, winner.candidate, search.steps).replace("run.tuned", "")
             number = winner.folder.name.removeprefix("candidate-")
             after = _over_seeds(asked, recipe, f"after-{number}", measure, has_diverged)
             train([*([] if place else before), *after])  # all at the same time
@@ -278,15 +277,8 @@ def _over_seeds(
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False,
 ) -> list[Trial]:
     """Plan trainings on all training samples, under seeds that the search has not used."""
-    trials = []
-    first = recipe.train.seed + SEEDS_OF_FINALISTS + 1
-    for seed in range(first, first + asked.seeds):
-        train = replace(recipe.train, seed=seed)
-        other = replace(recipe, train=train)
-        trials.append(
-            Trial(f"{name}-seed-{seed}", other, asked.folder, measure, end, is_test_scored=True)
-        )
-    return trials
+    trial = Trial(name, recipe, asked.folder, measure, end, is_test_scored=True)
+    return over_seeds(trial, SEEDS_OF_FINALISTS + 1, asked.seeds)
 
 
 def _has_learned(folder: Path, winner: CandidateResult, measure: Measure) -> bool:
@@ -334,7 +326,7 @@ def recipe_file(tuned: TuneResult) -> str:
 def _claim(asked: TuneRequest) -> None:
     path = asked.folder / "search.json"
     wanted: dict[str, Any] = {
-        "recipe": to_toml(replace(asked.recipe, run=replace(asked.recipe.run, folder=""))),
+        "recipe": to_toml(asked.recipe.replace("run.folder", "")),
         "global_batch_size": asked.global_batch_size,
         "solvers": list(asked.solvers),
         "side_by_side": asked.at_once,

@@ -82,7 +82,7 @@ def rules(recipe: Recipe, previous_batch: int, solvers: Sequence[str]) -> list[C
 
 
 def _shares(recipe: Recipe) -> Sequence[float]:
-    warmed = replace(recipe, solver=replace(recipe.solver, warmup_steps=1))
+    warmed = recipe.replace("solver.warmup_steps", 1)
     return (0.0,) if recipe.solver.warmup_steps or is_refused(warmed) else WARMUP_SHARES
 
 
@@ -197,22 +197,15 @@ class Search:
                 "longer training, or a recipe that learns at its own batch size"
             )
         finalists = sorted(finished, key=lambda place: -gain(results[place].value))[:FINALISTS]
-        trials = {place: self._again(results[place].candidate, place) for place in finalists}
+        trials = {
+            place: over_seeds(self._trial(place, results[place].candidate), 1, SEEDS_OF_FINALISTS)
+            for place in finalists
+        }
         train([trial for several in trials.values() for trial in several])
         for place, several in trials.items():
             again = tuple(late_value(trial.scores) for trial in several)
             results[place] = replace(results[place], again=again)
         return results
-
-    def _again(self, candidate: Candidate, place: int) -> list[Trial]:
-        recipe = self.trial_recipe(candidate)
-        trials = []
-        for number in range(1, SEEDS_OF_FINALISTS + 1):
-            seed = recipe.train.seed + number
-            other = replace(recipe, train=replace(recipe.train, seed=seed))
-            name = f"candidate-{place + 1:02d}-seed-{seed}"
-            trials.append(Trial(name, other, self.parent, self.measure))
-        return trials
 
     def _candidates(self, train: Run) -> list[CandidateResult]:
         left = self.rules()
@@ -222,18 +215,17 @@ class Search:
             asked, left = left[: self.width], left[self.width :]
             hopeless = partial(is_hopeless, finished=tuple(finished), measure=self.measure)
             trials = [
-                self._trial(f"candidate-{number:02d}", candidate, hopeless)
-                for number, candidate in enumerate(asked, start=len(results) + 1)
+                replace(self._trial(place, candidate), end=hopeless)
+                for place, candidate in enumerate(asked, start=len(results))
             ]
             train(trials)
             results += [_searched(*pair) for pair in zip(asked, trials, strict=True)]
             finished += [trial.scores for trial in trials if _state(trial) == "finished"]
         return results
 
-    def _trial(
-        self, name: str, candidate: Candidate, end: Callable[[Sequence[TrialScore]], bool]
-    ) -> Trial:
-        return Trial(name, self.trial_recipe(candidate), self.parent, self.measure, end)
+    def _trial(self, place: int, candidate: Candidate) -> Trial:
+        name = f"candidate-{place + 1:02d}"
+        return Trial(name, self.trial_recipe(candidate), self.parent, self.measure)
 
     @property
     def width(self) -> int:
@@ -246,6 +238,16 @@ class Search:
 
     def rules(self) -> list[Candidate]:
         return rules(self.recipe, self.previous_batch, self.solvers)
+
+
+def over_seeds(trial: Trial, first: int, count: int) -> list[Trial]:
+    """Return trials like one, under the seeds that follow its own from the `first` on."""
+    recipe = trial.recipe
+    first += recipe.train.seed
+    return [
+        replace(trial, name=f"{trial.name}-seed-{seed}", recipe=recipe.replace("train.seed", seed))
+        for seed in range(first, first + count)
+    ]
 
 
 def ranked(found: Sequence[CandidateResult], measure: Measure = TOP1) -> list[CandidateResult]:
