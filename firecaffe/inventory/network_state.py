@@ -1,7 +1,7 @@
 """The state of a network: what it declares, what modules keep, and what one forward changes."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -153,21 +153,16 @@ class Changes:
     draws: list[str]
 
 
-@dataclass
 class ForwardWatch:
     """A network's state before a forward; `changes` compares it with the state after."""
 
-    network: nn.Module
-    _parameters: dict[str, tuple[nn.Parameter, int, int]] = field(init=False)
-    _buffers: dict[str, Tensor] = field(init=False)
-    _random: Mapping[str, object] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
         self._parameters = {
             name: (parameter, parameter._version, checksum(parameter))
-            for name, parameter in self.network.named_parameters()
+            for name, parameter in network.named_parameters()
         }
-        self._buffers = {name: buffer.clone() for name, buffer in self.network.named_buffers()}
+        self._buffers = {name: buffer.clone() for name, buffer in network.named_buffers()}
         self._random = all_states()
 
     def changes(self) -> Changes:
