@@ -152,7 +152,7 @@ def _timing(
     name: str, route: Route | None, size_bytes: int, by_rank: Sequence[_OwnTimes]
 ) -> Timing:
     """Merge the ranks' times. Raises: NotIdenticalError if ranks ended with different bits."""
-    samples_s = _slowest([times.samples_s for times in by_rank])
+    samples_s = tuple(map(max, zip(*(times.samples_s for times in by_rank), strict=True)))
     ranks, size = len(by_rank), size_bytes // BYTES_PER_ELEMENT
     if route is None:
         different = differing_ranks([json.dumps(times.digests) for times in by_rank])
@@ -226,10 +226,6 @@ def _time_once(world: World, way: Exchange | EncodedSum, vector: Tensor) -> floa
     way.all_reduce(vector)
     finish(world.device)
     return time.perf_counter() - start_s
-
-
-def _slowest(by_rank: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(max(samples_s) for samples_s in zip(*by_rank, strict=True))
 
 
 ROUNDING = {

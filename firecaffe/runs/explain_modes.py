@@ -86,13 +86,14 @@ def explain_served(folder: Path, timings: Rows) -> ServedExplanation | None:
     if (folder / "result.json").is_file():
         came_to = read_run_file(folder, "result.json", ServerResult)["synchrony"]
         _check_bytes(folder, came_to)
-    taken = [_taken(row["by_rank"]) for row in rows]
-    slow, not_tested = _slow(taken)
+    taken = [{int(rank): part for rank, part in row["by_rank"].items()} for row in rows]
+    ranks = sorted({rank for step in taken for rank in step})
+    slow, not_tested = _slow(taken, ranks)
     return ServedExplanation(
         steps=len(rows),
         step_s=fmean(row["step_s"] for row in rows[1:] or rows),
         update_s=fmean(row["update_s"] for row in rows[1:] or rows),
-        ranks=_ranks(taken, came_to or {}),
+        ranks=[_rank(rank, taken, came_to or {}) for rank in ranks],
         slow=slow,
         not_tested=not_tested,
         came_to=came_to,
@@ -135,18 +136,6 @@ def _bars(counts: Mapping[int, int]) -> str:
     return ", ".join([*said, *([f"more: {rest / total:.1%}"] if rest else [])])
 
 
-def _taken(by_rank: Mapping[str, tuple[int, float]]) -> Taken:
-    return {int(rank): (count, s) for rank, (count, s) in by_rank.items()}
-
-
-def _ranks(taken: Sequence[Taken], came_to: Mapping[str, Any]) -> list[ServedRank]:
-    return [_rank(rank, taken, came_to) for rank in _numbers(taken)]
-
-
-def _numbers(taken: Sequence[Taken]) -> list[int]:
-    return sorted({rank for step in taken for rank in step})
-
-
 def _rank(rank: int, taken: Sequence[Taken], came_to: Mapping[str, Any]) -> ServedRank:
     portions = [step[rank] for step in taken if rank in step]
     count, seconds = sum(count for count, _ in portions), sum(seconds for _, seconds in portions)
@@ -159,14 +148,13 @@ def _rank(rank: int, taken: Sequence[Taken], came_to: Mapping[str, Any]) -> Serv
     return ServedRank(rank, count, seconds / max(1, count), idle, pulled, pushed)
 
 
-def _slow(taken: Sequence[Taken]) -> tuple[list[Slow], list[str]]:
-    numbers = _numbers(taken)
-    blocks, notes = in_blocks(taken, len(numbers))
+def _slow(taken: Sequence[Taken], ranks: Sequence[int]) -> tuple[list[Slow], list[str]]:
+    blocks, notes = in_blocks(taken, len(ranks))
     if notes:
         return [], notes
     means = {
         rank: [_mean([step[rank] for step in block if rank in step]) for block in blocks]
-        for rank in numbers
+        for rank in ranks
     }
     # The other ranks were lost, or joined later.
     whole = {

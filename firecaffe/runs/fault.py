@@ -53,10 +53,7 @@ KIND_OF = {
 def kind_of(error: BaseException) -> str:
     if memory_full(error) is not None:
         return "out_of_memory"
-    for kind, word in KIND_OF.items():
-        if isinstance(error, kind):
-            return word
-    return "exception"
+    return next((word for kind, word in KIND_OF.items() if isinstance(error, kind)), "exception")
 
 
 def fault_of(error: BaseException, rank: int, host: str, step: int) -> Fault | None:

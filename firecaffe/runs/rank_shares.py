@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from firecaffe.errors import RunError
-from firecaffe.exchange.leaves import Shares
 from firecaffe.runs.run_folder import recorded_section
 from firecaffe.synchrony.shares import GAIN, balanced_shares, longest_s
 from firecaffe.user_code import shown
@@ -76,7 +76,7 @@ def shares_of(
     if min(seconds) <= 0:
         return None
     best = balanced_shares(sum(counts), seconds)
-    now_s = longest_s(_ranges(counts), seconds)
+    now_s = max(map(mul, counts, seconds))
     step_s = median(timing["step_s"] for rows in of_ranks for timing in rows[1:] or rows)
     saved = max(0.0, now_s - longest_s(best, seconds)) / step_s
     return RankShares(
@@ -107,11 +107,6 @@ def _seconds(row: Mapping[str, Any]) -> float:
     in_row_s = (row.get("idle_s") or 0.0) + (row.get("activations_s") or 0.0)
     own_s: float = row["data_s"] + row["compute_s"] + in_row_s
     return own_s / int(row["micro_batches"])
-
-
-def _ranges(counts: Sequence[int]) -> Shares:
-    starts = [sum(counts[:rank]) for rank in range(len(counts))]
-    return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
 
 
 def _words(counts: Sequence[int]) -> str:

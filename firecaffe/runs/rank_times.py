@@ -250,7 +250,7 @@ def in_blocks(steps: Sequence[Step], ranks: int) -> tuple[list[Sequence[Step]], 
     """Return blocks of a run's steps by which ranks are compared, or the reasons why not."""
     if ranks < 2:
         return [], ["one rank: there is no other to compare it with"]
-    count = num_blocks(ranks)
+    count = BLOCKS + ceil(log2(ranks))
     if len(steps) < count * MIN_STEPS:
         return [], [
             f"{len(steps)} steps are too few to tell a slow rank from noise; "
@@ -258,10 +258,6 @@ def in_blocks(steps: Sequence[Step], ranks: int) -> tuple[list[Sequence[Step]], 
         ]
     bounds = [len(steps) * i // count for i in range(count + 1)]
     return [steps[start:stop] for start, stop in pairwise(bounds)], []
-
-
-def num_blocks(ranks: int) -> int:
-    return BLOCKS + ceil(log2(ranks))
 
 
 def slow_by_blocks(
