@@ -21,7 +21,7 @@ from firecaffe.planner.price import Prices, ranks_per_node
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.planner.simulate import Network
 from firecaffe.recipe.checked_recipe import CheckedRecipe
-from firecaffe.runs.rank_times import holm
+from firecaffe.runs.rank_times import ALPHA, holm
 
 SIZES_TO_FIT = 3
 
@@ -70,7 +70,6 @@ def within_peak(device: Device) -> Device:
     )
 
 
-ALPHA = 0.01
 MIN_RATIO = 0.9
 """A slow rank or link is only named if its rate is below this share of the others' median."""
 
@@ -185,9 +184,7 @@ def slower(samples: Mapping[int, Sequence[float]]) -> dict[int, tuple[float, flo
 
 def _slower(groups: Mapping[int, tuple[Samples, Samples]]) -> dict[int, tuple[float, float]]:
     """Run one-sided rank-sum tests of (own, others), at ALPHA over all tests (Holm)."""
-    from scipy.stats import (
-        mannwhitneyu,
-    )  # the import takes a second, and most importers of this file do not test
+    from scipy.stats import mannwhitneyu  # takes a second, and most importers do not test
 
     p_values, middles = {}, {}
     for name, (own, others) in groups.items():
