@@ -9,7 +9,9 @@ from typing import Any
 import tomli_w
 from rich.console import Console
 
+from firecaffe.runs.checklist import Item, checklist
 from firecaffe.runs.run_table import TableRun, read_run
+from firecaffe.runs.seed_groups import GroupRow, group_rows, group_runs
 
 DIGESTS = {"a": "5f59c6bf0087" + 52 * "a", "b": "958065d44b59" + 52 * "b"}
 FILES: dict[str, dict[str, Any]] = {
@@ -94,6 +96,18 @@ def compared_runs(folder: Path) -> list[str]:
             )
             folders.append(str(run.folder))
     return folders
+
+
+def rows_of(
+    runs: list[TableRun],
+    target: float | None = None,
+    allow_unequal: bool = False,
+    band: float | None = None,
+) -> tuple[list[GroupRow], dict[str, Item]]:
+    """Groups as rows, and the checklist by what is asked."""
+    groups = group_runs(runs)
+    rows = group_rows(groups, target, allow_unequal, band)
+    return rows, {item.what: item for item in checklist(groups, rows, band)}
 
 
 def printed(parts: Iterable[Any], width: int = 300) -> str:

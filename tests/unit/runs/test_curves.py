@@ -20,8 +20,8 @@ from firecaffe.runs.curves import (
     trained_samples,
 )
 from firecaffe.runs.run_table import TableRun
-from tests.kit.compared_runs import over_seeds, planted, train, with_metrics
-from tests.unit.runs.test_groups import rows_of, shown
+from tests.kit.compared_runs import over_seeds, planted, rows_of, train, with_metrics
+from tests.unit.runs.test_groups import shown
 
 SENT = "result__sent_bytes_per_step_by_rank"
 

@@ -9,20 +9,20 @@ import pytest
 
 from firecaffe.api.compare_groups import render_groups
 from firecaffe.cli import main
-from firecaffe.runs.checklist import Item, checklist
+from firecaffe.runs.checklist import Item
 from firecaffe.runs.curves import time_to
 from firecaffe.runs.run_table import TableRun
-from firecaffe.runs.seed_groups import GroupRow, differing, group_rows, group_runs
+from firecaffe.runs.seed_groups import differing, group_rows, group_runs
 from firecaffe.runs.statistics import UNDECIDED
-from tests.kit.compared_runs import DIGESTS, over_seeds, planted, printed, train, with_metrics
-
-
-def rows_of(
-    runs: list[TableRun], target: float | None = None, allow_unequal: bool = False
-) -> tuple[list[GroupRow], dict[str, Item]]:
-    groups = group_runs(runs)
-    rows = group_rows(groups, target, allow_unequal)
-    return rows, {item.what: item for item in checklist(groups, rows)}
+from tests.kit.compared_runs import (
+    DIGESTS,
+    over_seeds,
+    planted,
+    printed,
+    rows_of,
+    train,
+    with_metrics,
+)
 
 
 def shown(runs: list[TableRun], target: float | None = None, allow_unequal: bool = False) -> str:
