@@ -41,11 +41,16 @@ ABOVE_SWEEP = {"linear x 2": 2.0}
 
 OWN_SWEEP = {"its own": 1.0, "x 2": 2.0, "/ 2": 1 / 2, "x 4": 4.0, "/ 4": 1 / 4}
 
-LARS_RATE = 16.0
-"""Our choice: with a trust of 0.001 a step moves a layer by 1.6 % before momentum."""
-
-LAMB_RATE, LAMB_BATCH = 0.04, 32_768
-"""ResNet-50's rate and batch, for the square-root rule (You et al. 2020, arXiv 1904.00962)."""
+LAYER_WISE: dict[str, tuple[Callable[[int], float], dict[str, float]]] = {
+    # Our choice: with a trust of 0.001 a step moves a layer by 1.6 % before momentum.
+    "lars": (lambda _: 16.0, {rule.replace("linear", "lars"): by for rule, by in SWEEP.items()}),
+    # ResNet-50's rate and batch, for the square-root rule (You et al. 2020, arXiv 1904.00962).
+    "lamb": (
+        lambda batch: 0.04 * sqrt(batch / 32_768),
+        {"lamb": 1.0, "lamb x 4": 4.0, "lamb / 4": 1 / 4},
+    ),
+}
+"""Rates of layer-wise solvers by the batch size, and the sweeps around them."""
 
 WARMUP_SHARES = (0.15, 0.0)
 """Shares of a training over which the rate rises; Goyal's 5 of 90 is too steep for few epochs."""
@@ -93,24 +98,17 @@ def _sweep(recipe: Recipe, previous_batch: int, solver: str) -> tuple[float, dic
     if solver not in SOLVERS:
         raise RecipeError(f"{option('solvers')} has {solver!r}; they are {', '.join(SOLVERS)}")
     if solver != recipe.solver.type:
-        if solver == "lars":
-            return LARS_RATE, SWEEP_OF["lars"]
-        if solver == "lamb":
-            return LAMB_RATE * sqrt(batch / LAMB_BATCH), SWEEP_OF["lamb"]
-        raise RecipeError(
-            f"{option('solvers')} has {solver!r}, for which no rule says a rate from that of "
-            f"{recipe.solver.type!r}; tune a recipe with that solver instead"
-        )
+        if solver not in LAYER_WISE:
+            raise RecipeError(
+                f"{option('solvers')} has {solver!r}, for which no rule says a rate from that of "
+                f"{recipe.solver.type!r}; tune a recipe with that solver instead"
+            )
+        rate_at, sweep = LAYER_WISE[solver]
+        return rate_at(batch), sweep
     if batch == previous_batch:
         return base_lr, OWN_SWEEP
     ratio = batch / previous_batch
     return base_lr * ratio, {"linear": 1.0, "square root": sqrt(1 / ratio), **ABOVE_SWEEP, **SWEEP}
-
-
-SWEEP_OF = {
-    "lars": {rule.replace("linear", "lars"): factor for rule, factor in SWEEP.items()},
-    "lamb": {"lamb": 1.0, "lamb x 4": 4.0, "lamb / 4": 1 / 4},
-}
 
 
 def apply(recipe: Recipe, candidate: Candidate, steps: int) -> Recipe:
