@@ -122,18 +122,14 @@ def read_run_file(folder: Path, name: str, kind: Any = None) -> dict[str, Any]:
     _check_is_there(folder)
     absent = f"no {name}; the run did not finish, or this is no run"
     kind = kind or SCHEMAS.get(name, dict[str, Any])
-    content: dict[str, Any] = read_file(folder / name, kind, RunError, absent=absent)
-    return content
+    return {**read_file(folder / name, kind, RunError, absent=absent)}
 
 
-def read_run_recipe(folder: Path, absent: str = "this is no run folder") -> dict[str, Any]:
-    """Read a recipe's sections. Raises RunError, with the meaning of a missing file (`absent`)."""
+def read_run_recipe(folder: Path) -> dict[str, Any]:
+    """Read a recipe's sections. Raises RunError if it is missing or damaged."""
     _check_is_there(folder)
-    kind: Any = RecipeWords
-    sections: dict[str, Any] = read_file(
-        folder / RECIPE, kind, RunError, parse_toml, absent=f"no {RECIPE}; {absent}"
-    )
-    return sections
+    absent = f"no {RECIPE}; this is no run folder"
+    return {**read_file(folder / RECIPE, RecipeWords, RunError, parse_toml, absent=absent)}
 
 
 def recorded_section(folder: Path, section: str) -> dict[str, Any]:

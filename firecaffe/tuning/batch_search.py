@@ -292,8 +292,7 @@ def _has_learned(folder: Path, winner: CandidateResult, measure: Measure) -> boo
 
 
 def _train_rows(folder: Path) -> list[dict[str, Any]]:
-    kind: Any = TrainRow
-    return list(read_rows(folder / METRICS, kind, holding=b'"train"'))
+    return [{**row} for row in read_rows(folder / METRICS, TrainRow, holding=b'"train"')]
 
 
 def _loss_drop(rows: Sequence[dict[str, Any]]) -> float:
