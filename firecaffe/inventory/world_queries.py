@@ -32,28 +32,26 @@ C10D, SIZE_OF = "torch.distributed.distributed_c10d", "_get_group_size"
 
 @contextmanager
 def world_queries() -> Iterator[list[str]]:
-    """Yield a list that names, after the block, how its code asked for ranks or exchanged data.
+    """Yield a list that names how the block's code asks for ranks or exchanges data.
 
     Code of torch and of Python's library does not count, nor do other threads. If a profiler is
     active, exchanges are not seen: Python allows only one profiler.
     """
-    asked: dict[str, None] = {}
-    names: list[str] = []
+    asked: list[str] = []
     if sys.getprofile() is not None:
-        with size_queries() as names:
-            yield names
+        with size_queries() as asked:
+            yield asked
         return
 
     def watch(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and (name := _query_name(frame)):
-            asked[name] = None
+        if event == "call" and (name := _query_name(frame)) and name not in asked:
+            asked.append(name)
 
     sys.setprofile(watch)
     try:
-        yield names
+        yield asked
     finally:
         sys.setprofile(None)
-        names += asked
 
 
 @contextmanager
@@ -63,15 +61,14 @@ def size_queries() -> Iterator[list[str]]:
     Unlike `world_queries` it sees no exchange, and costs time only when code asks: opening data may
     take millions of calls. Other threads do not count.
     """
-    asked: dict[str, None] = {}
-    names: list[str] = []
+    asked: list[str] = []
     thread, environment, c10d = get_ident(), type(os.environ), sys.modules.get(C10D)
 
     class WatchedEnvironment(environment):  # type: ignore[misc, valid-type]
         def __getitem__(self, key: str) -> str:
-            is_asked = key in VARIABLES and get_ident() == thread
+            is_asked = key in VARIABLES and key not in asked and get_ident() == thread
             if is_asked and not _is_of_library(sys._getframe(), LOOKS):
-                asked[key] = None
+                asked.append(key)
             return str(super().__getitem__(key))
 
     size_of = getattr(c10d, SIZE_OF, None)
@@ -79,20 +76,19 @@ def size_queries() -> Iterator[list[str]]:
     def watched_size(*given: Any) -> Any:
         caller = sys._getframe(1)
         is_asked = caller.f_code.co_name == SIZE and get_ident() == thread
-        if is_asked and not _is_of_library(caller):
-            asked[SIZE] = None
+        if is_asked and SIZE not in asked and not _is_of_library(caller):
+            asked.append(SIZE)
         return size_of(*given)  # type: ignore[misc]
 
     os.environ.__class__ = WatchedEnvironment
     if size_of is not None:
         setattr(c10d, SIZE_OF, watched_size)
     try:
-        yield names
+        yield asked
     finally:
         os.environ.__class__ = environment
         if size_of is not None:
             setattr(c10d, SIZE_OF, size_of)
-        names += asked
 
 
 def _query_name(frame: FrameType) -> str:
