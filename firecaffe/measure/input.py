@@ -7,7 +7,7 @@ drop the files from its cache) and warm, one sample at a time in random order, a
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,7 +33,6 @@ from firecaffe.files import private_folder
 from firecaffe.transport.link import finish
 
 A = TypeVar("A")
-B = TypeVar("B")
 
 CPU = torch.device("cpu")
 REPETITIONS = 3
@@ -167,18 +166,16 @@ def _storage(
 
 
 @contextmanager
-def _cold(files: Iterable[Path]) -> Iterator[bool]:
+def _cold(files: Sequence[Path]) -> Iterator[bool]:
     """Ask the system to drop these files from its cache; yield whether it could."""
-    is_cold = hasattr(os, "posix_fadvise")
-    count = 0
+    is_cold = bool(files) and hasattr(os, "posix_fadvise")
     for path in files if is_cold else ():
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        count += 1
-    yield is_cold and count > 0
+    yield is_cold
 
 
-def _rate(pool: ThreadPoolExecutor, work: Callable[[A], B], given: Sequence[A]) -> float:
+def _rate(pool: ThreadPoolExecutor, work: Callable[[A], object], given: Sequence[A]) -> float:
     return _median_rate(len(given), lambda: deque(pool.map(work, given), maxlen=0))
 
 
