@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isqrt, sqrt
 from pathlib import Path
 
@@ -251,16 +252,13 @@ def error_bound(name: str, num_elements: int) -> float:
 
 
 def make_encoders(names: Sequence[str]) -> dict[str, Encoder]:
-    def encoder(name: str) -> Encoder:
-        return lambda world, num_elements: NodePerRank(world, name, num_elements)
-
-    return {name: encoder(name) for name in names}
+    return {name: partial(NodePerRank, name) for name in names}
 
 
 class NodePerRank:
     """An `EncodedSum` by a compressor with one node per rank; its memory lasts from sum to sum."""
 
-    def __init__(self, world: World, name: str, num_elements: int) -> None:
+    def __init__(self, name: str, world: World, num_elements: int) -> None:
         self.name = name
         self.bound = error_bound(name, num_elements)
         self._num_elements = num_elements

@@ -167,7 +167,7 @@ class WrongEncoder:
     on_all: bool = True
 
     def __call__(self, world: World, num_elements: int) -> NodePerRank:
-        encoder, sums = NodePerRank(world, "int8", num_elements), count()
+        encoder, sums = NodePerRank("int8", world, num_elements), count()
         all_reduce = encoder.all_reduce
 
         def changed(vector: torch.Tensor, lane: int = 0, divide_by: int = 1) -> None:
