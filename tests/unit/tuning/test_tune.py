@@ -37,6 +37,7 @@ from firecaffe.tuning.batch_search import (
     tune,
 )
 from tests.few_images import TEST_IMAGES
+from tests.kit.compared_runs import plant
 
 RATE = 0.01
 LINEAR = 4 * RATE
@@ -60,7 +61,7 @@ def asked(folder: Path, **words: object) -> TuneRequest:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuneResult]:
     """A search whose trainings come to what `judge` says, at once."""
 
-    def plant(trial: Trial, judge: Judge) -> None:
+    def record(trial: Trial, judge: Judge) -> None:
         recipe = trial.recipe
         top1 = judge(recipe) + 0.0001 * recipe.train.seed
         every, steps = recipe.train.eval_every or recipe.train.steps, recipe.train.steps
@@ -73,24 +74,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuneRe
         ]
         if isnan(top1):
             rows = [{"kind": "validation", "step": 1, "top1": 0.1, "loss": None}]
-        trial.folder.mkdir(parents=True)
+        data = f"generated: 10000 training and {TEST_IMAGES} test images, 10 classes, 1 x 28 x 28"
+        words = {"result__steps": steps, "result__data": data, "result__top1": top1}
+        plant(trial.folder, **words, result__weights_sha256=f"{hash(trial.text):x}")
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (trial.folder / "metrics.jsonl").write_text(text)
-        result = {
-            "world_size": 1,
-            "exchange": "tree",
-            "route": "tree",
-            "steps": steps,
-            "data": f"generated: 10000 training and {TEST_IMAGES} test images, "
-            "10 classes, 1 x 28 x 28",
-            "images_per_s": 1.0,
-            "exposed_communication": 0.0,
-            "top1": top1,
-            "weights_sha256": f"{hash(trial.text):x}",
-        }
-        if not isnan(top1):
-            (trial.folder / "result.json").write_text(json.dumps(result))
-        (trial.folder / "environment.json").write_text("{}")
+        if isnan(top1):
+            (trial.folder / "result.json").unlink()
         (trial.folder / "recipe.toml").write_text(trial.text)
         trial.recipe_path.write_text(trial.text)
 
@@ -98,7 +88,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., TuneRe
         def run_trials(trials: Sequence[Trial], **_: object) -> None:
             for trial in trials:
                 if not trial.is_there:
-                    plant(trial, judge)
+                    record(trial, judge)
                 trial.look()
 
         monkeypatch.setattr(batch_search, "run_trials", run_trials)
@@ -249,13 +239,14 @@ def test_baselines_of_other_code_are_no_baseline(
 ) -> None:
     """Two sources among the runs are refused; one that is not this one's is said."""
     folders = run(rising, budget=1.0).before
-    environment = folders[0] / "environment.json"
-    environment.write_text('{"source": "b0b"}')
+    files = [folder / "environment.json" for folder in folders]
+    facts = json.dumps(json.loads(files[0].read_text()) | {"source": "b0b"})
+    files[0].write_text(facts)
     given = asked(tmp_path / "search", against=[read_run(folder) for folder in folders])
     with pytest.raises(RecipeError, match="against has runs that differ in the code"):
         plan_search(given)
-    for folder in folders:
-        (folder / "environment.json").write_text('{"source": "b0b"}')
+    for file in files:
+        file.write_text(facts)
     again = run(rising, budget=1.0, against=[read_run(folder) for folder in folders])
     assert "the two sides differ in the code" in again.verdict.words
 
