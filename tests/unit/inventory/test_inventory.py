@@ -109,23 +109,23 @@ LOSSES_THAT_COUNT: dict[str, Loss] = {
 }
 
 
+def carried(digests: Callable[[], dict[str, str]], call: Callable[[], object]) -> list[str]:
+    """What is carried over, by three digests with a call after each."""
+    return carried_over(*[(digests(), call())[0] for _ in range(3)])
+
+
 @pytest.mark.parametrize("path", LOSSES_THAT_COUNT)
 def test_what_a_loss_counts_is_seen(path: str) -> None:
-    loss, states = LOSSES_THAT_COUNT[path], list[dict[str, str]]()
-    for _ in range(3):
-        states.append(attributes_of_loss(loss))
-        loss(VALUES, VALUES)
-    assert carried_over(*states) == [path.partition(" ")[0]]
-    assert not carried_over(*[attributes_of_loss(F.cross_entropy)] * 3)
+    loss = LOSSES_THAT_COUNT[path]
+    seen = carried(lambda: attributes_of_loss(loss), lambda: loss(VALUES, VALUES))
+    assert seen == [path.partition(" ")[0]]
+    assert not carried(lambda: attributes_of_loss(F.cross_entropy), list)
 
 
 def test_what_a_schedule_that_a_network_calls_counts_is_seen() -> None:
-    called = lambda module, values: module.schedule(values, values)  # noqa: E731
-    network, states = Composed(called, schedule=Counting()), list[dict[str, str]]()
-    for _ in range(3):
-        states.append(attributes_of(network))
-        network(VALUES)
-    assert carried_over(*states) == ["schedule.calls"]
+    network = Composed(lambda module, values: module.schedule(values, values), schedule=Counting())
+    seen = carried(lambda: attributes_of(network), lambda: network(VALUES))
+    assert seen == ["schedule.calls"]
 
 
 class Seen(Dataset[Tensor]):
@@ -149,11 +149,9 @@ class Seen(Dataset[Tensor]):
     ],
 )
 def test_what_a_data_set_counts_is_seen(wrap: Callable[[Any], Any], path: str) -> None:
-    dataset, states = Seen(), list[dict[str, str]]()
-    for _ in range(3):
-        states.append(attributes_of_data(wrap(dataset)))
-        dataset[0]
-    assert carried_over(*states) == [path]  # and no cache, which is full
+    dataset = Seen()
+    seen = carried(lambda: attributes_of_data(wrap(dataset)), lambda: dataset[0])
+    assert seen == [path]  # and no cache, which is full
 
 
 def test_what_a_module_has_by_torch_is_no_attribute() -> None:

@@ -94,13 +94,8 @@ def test_what_failed_is_neither_as_good_nor_faster(tmp_path: Path) -> None:
     """Both sides always name the largest class: as equal as can be, and nothing learned."""
     words: Any = {"result__largest_class_share": 0.1398, "result__test_samples": 1001}
     runs = over_seeds(tmp_path / "a", [140 / 1001] * 3, **words)
-    runs += over_seeds(
-        tmp_path / "b",
-        [140 / 1001] * 3,
-        **words,
-        result__images_per_s=2e3,
-        recipe__solver__base_lr=0.5,
-    )
+    words |= {"result__images_per_s": 2e3, "recipe__solver__base_lr": 0.5}
+    runs += over_seeds(tmp_path / "b", [140 / 1001] * 3, **words)
     rows, items = rows_of(runs)
     assert [(row.speedup, row.against) for row in rows] == [(None, None)] * 2
     assert {"every run has learned", "the same accuracy"} <= {*unmet(items)}
@@ -172,20 +167,14 @@ def test_older_records_are_told_apart_by_their_commit(tmp_path: Path) -> None:
 
 def test_a_speedup_has_an_interval(tmp_path: Path) -> None:
     """Times that scatter by as much as they differ: 1.4 times as fast is not shown."""
-
-    def at_rates(name: str, rates: list[float], base_lr: float) -> list[TableRun]:
-        words = [
-            {"result__images_per_s": rate, "recipe__train__seed": seed}
-            for seed, rate in enumerate(rates)
-        ]
-        return [
-            planted(tmp_path / f"{name}{seed}", **more, recipe__solver__base_lr=base_lr)
-            for seed, more in enumerate(words)
-        ]
-
-    slow = at_rates("a", [1000, 1900, 3000], 0.01)
-    fast = at_rates("b", [2200, 2300, 2250], 0.5)
-    faster = at_rates("c", [9000, 9900, 9500], 0.7)
+    slow, fast, faster = (
+        over_seeds(tmp_path / str(lr), rates, "images_per_s", recipe__solver__base_lr=lr)
+        for lr, rates in (
+            (0.01, [1000, 1900, 3000]),
+            (0.5, [2200, 2300, 2250]),
+            (0.7, [9000, 9900, 9500]),
+        )
+    )
     rows, _ = rows_of([*slow, *fast])
     assert rows[1].speedup is not None
     assert rows[1].speedup.low < 1 < rows[1].speedup.high

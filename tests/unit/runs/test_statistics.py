@@ -22,7 +22,6 @@ from firecaffe.runs.statistics import (
     BAND,
     DIFFERENT,
     EQUIVALENT,
-    FEWEST,
     POWER,
     UNDECIDED,
     differences,
@@ -93,10 +92,9 @@ def test_values_without_any_spread() -> None:
 
 
 def test_few_runs_say_nothing() -> None:
-    (found,) = differences([0.9, 0.9, 0.9], [[0.9, 0.9]])
-    assert (found.verdict, found.low, found.more) == (UNDECIDED, -inf, 1)
-    (found,) = differences([0.9], [[0.9]])
-    assert (found.verdict, found.more) == (UNDECIDED, FEWEST - 1)
+    for first, second, more in ((3, 2, 1), (3, 1, 2), (1, 1, 2)):  # to FEWEST on each side
+        (found,) = differences([0.9] * first, [[0.9] * second])
+        assert (found.verdict, found.low, found.more) == (UNDECIDED, -inf, more)
     assert runs_enough(0.01, [[0.0]]) is None  # which no number of runs decides
     noisy = [0.1, 0.9, 0.5, 0.45]
     (found,) = differences(noisy, [noisy])
