@@ -144,8 +144,8 @@ def _run(argv: list[str], loaded: Loaded) -> int:
     if words[0] not in WITHOUT_TORCH:
         import_module("torch")  # most of a command's loading time, so it comes before `loaded`
     loaded()
-    exit_code: int = command(words[1:])
-    return exit_code
+    command(words[1:])
+    return 0
 
 
 def _has_folder() -> bool:

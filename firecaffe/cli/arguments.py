@@ -237,6 +237,17 @@ class Parser(ArgumentParser):
         words = _recipe_fields() if self.takes_recipe else ()
         return read_line(f"firecaffe {self.command}", argv, options, words)
 
+    def add_network(self, title: str) -> Callable[..., None]:
+        """Add options for a network without a recipe, in a group; return what adds to the group."""
+        add = self.add_group(title)
+        add("--model", metavar="NAME", help=NETWORK)
+        add_network_options(add)
+        return add
+
+    def add_port(self) -> None:
+        words = "port at which ranks meet; 0: any free one"
+        self.add("--master-port", default=0, metavar="PORT", help=words)
+
     def add_best(self) -> None:
         self.add("--best", action="store_true", help="the best checkpoint, not the newest")
 

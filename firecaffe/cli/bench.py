@@ -3,7 +3,7 @@
 from jsonargparse import ActionYesNo
 
 from firecaffe.api.answer import DEFAULT_CLUSTER
-from firecaffe.cli.arguments import NETWORK, Parser, add_network_options
+from firecaffe.cli.arguments import Parser, check_launched, show
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
 from firecaffe.recipe.sections import Recipe
@@ -75,16 +75,13 @@ def make_parser_bench_exchange() -> Parser:
         default=True,
         help="ranks of one host add in shared memory, as in training",
     )
-    add(
-        "--master-port", default=0, metavar="PORT", help="port at which ranks meet; 0: any free one"
-    )
+    parser.add_port()
     add("--json", action="store_true", help="print one JSON object, complete")
     return parser
 
 
-def main_bench_exchange(argv: list[str]) -> int:
+def main_bench_exchange(argv: list[str]) -> None:
     from firecaffe.api.exchange_bench import bench_exchange
-    from firecaffe.cli.arguments import check_launched, show
     from firecaffe.cluster.world import is_launched
 
     parser = make_parser_bench_exchange()
@@ -94,7 +91,6 @@ def main_bench_exchange(argv: list[str]) -> int:
     answer = bench_exchange(**parser.arguments(options))
     if answer is not None:
         show(answer, options.json)
-    return 0
 
 
 def add_cluster_file(parser: Parser) -> None:
@@ -134,15 +130,12 @@ def make_parser_bench_step(has_recipe: bool = False) -> Parser:
     add_cluster_file(parser)
     add("--json", action="store_true", help="print JSON")
     if not has_recipe:
-        add = parser.add_group("instead of a recipe")
-        add("--model", metavar="NAME", help=NETWORK)
-        add_network_options(add)
+        parser.add_network("instead of a recipe")
     return parser
 
 
-def main_bench_step(argv: list[str]) -> int:
+def main_bench_step(argv: list[str]) -> None:
     from firecaffe.api.step_rates import bench_step
-    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
 
     recipe: Recipe | None = None
@@ -155,7 +148,6 @@ def main_bench_step(argv: list[str]) -> int:
         if not options.model:
             raise RecipeError(f"give a recipe or --model; usage: firecaffe bench step {STEP_USAGE}")
     show(bench_step(recipe, **parser.arguments(options)), options.json)
-    return 0
 
 
 DATA_NOTES = (
@@ -188,23 +180,21 @@ def make_parser_bench_data() -> Parser:
     return parser
 
 
-def main_bench_data(argv: list[str]) -> int:
+def main_bench_data(argv: list[str]) -> None:
     from firecaffe.api.input_rates import bench_data
-    from firecaffe.cli.arguments import show
 
     parser = make_parser_bench_data()
     options = parser.parse_args(argv)
     show(bench_data(**parser.arguments(options)), options.json)
-    return 0
 
 
 PARTS = {"exchange": main_bench_exchange, "step": main_bench_step, "data": main_bench_data}
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     if not argv or argv[0] not in PARTS:
         given = repr(argv[0]) if argv else "nothing"
         raise RecipeError(
             f"bench measures `exchange`, `step` or `data`, as in `bench exchange`; found {given}"
         )
-    return PARTS[argv[0]](argv[1:])
+    PARTS[argv[0]](argv[1:])

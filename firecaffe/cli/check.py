@@ -1,6 +1,6 @@
 """`firecaffe check`: checks a cluster, and measures what a plan needs to know about it."""
 
-from firecaffe.cli.arguments import NETWORK, Parser, add_network_options
+from firecaffe.cli.arguments import Parser, check_launched, show
 from firecaffe.cli.train import add_host_options
 from firecaffe.recipe.sections import Recipe
 
@@ -37,22 +37,17 @@ def make_parser(has_recipe: bool = False) -> Parser:
     add("--write", metavar="FILE", help="the cluster file to write")
     parser.add_overwrite()
     add("--folder", default=".", help="folder whose file system is measured")
-    add(
-        "--master-port", default=0, metavar="PORT", help="port at which ranks meet; 0: any free one"
-    )
+    parser.add_port()
     add("--json", action="store_true", help="print JSON")
     add_host_options(parser, "check")
     if not has_recipe:
-        add = parser.add_group("without a recipe")
-        add("--model", metavar="NAME", help=NETWORK)
-        add_network_options(add)
+        add = parser.add_network("without a recipe")
         add("--device", default="auto", help="auto, cpu or cuda")
     return parser
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     from firecaffe.api.cluster_check import check
-    from firecaffe.cli.arguments import check_launched, show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cluster.world import is_launched
 
@@ -68,4 +63,3 @@ def main(argv: list[str]) -> int:
     answer = check(recipe, **parser.arguments(options))
     if answer is not None:
         show(answer, options.json)
-    return 0

@@ -1,6 +1,6 @@
 """`firecaffe compare RUN [RUN…]`: a table of finished runs and of the fields that differ."""
 
-from firecaffe.cli.arguments import Parser
+from firecaffe.cli.arguments import Parser, show
 
 USAGE = (
     "RUN [RUN…] [--baseline RUN] [--by recipe] [--target VALUE] [--band POINTS] "
@@ -55,11 +55,9 @@ def make_parser() -> Parser:
     return parser
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     from firecaffe.api.comparison import compare
-    from firecaffe.cli.arguments import show
 
     parser = make_parser()
     options = parser.parse_args(argv)
     show(compare(**parser.arguments(options)), options.json)
-    return 0

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from firecaffe.cli.arguments import Parser
+from firecaffe.cli.arguments import Parser, show
 from firecaffe.errors import NotKeptError
 from firecaffe.recipe.sections import Recipe
 
@@ -66,9 +66,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     from firecaffe.api.compressed_network import SUFFIX, compress
-    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone
@@ -90,4 +89,3 @@ def main(argv: list[str]) -> int:
     show(answer, options.json)
     if not answer.is_reached:
         raise NotKeptError(answer.why_not)
-    return 0

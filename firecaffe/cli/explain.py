@@ -1,6 +1,6 @@
 """`firecaffe explain RUN`: where the time went, which ranks are slow, the forecast's error."""
 
-from firecaffe.cli.arguments import Parser
+from firecaffe.cli.arguments import Parser, show
 
 NOTES = (
     "A rank is named as slow if it is beyond the noise: a signed-rank test over blocks of steps, "
@@ -30,11 +30,9 @@ def make_parser() -> Parser:
     return parser
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     from firecaffe.api.explanation import explain
-    from firecaffe.cli.arguments import show
 
     parser = make_parser()
     options = parser.parse_args(argv)
     show(explain(**parser.arguments(options)), options.json)
-    return 0

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from firecaffe.cli.arguments import Parser
+from firecaffe.api.answer import make_console
+from firecaffe.cli.arguments import Parser, show
 from firecaffe.data.published import PUBLISHED
 from firecaffe.errors import LeftOutError, RecipeError
 from firecaffe.output import harmless
@@ -28,10 +29,9 @@ def make_parser_data() -> Parser:
     return parser
 
 
-def main_data(argv: list[str]) -> int:
+def main_data(argv: list[str]) -> None:
     options = make_parser_data().parse_args(argv)
     get_data(options.name, options.dest)
-    return 0
 
 
 def get_data(name: str, dest: str = "") -> Path:
@@ -104,9 +104,8 @@ def make_parser_pack() -> Parser:
     return parser
 
 
-def main_pack(argv: list[str]) -> int:
+def main_pack(argv: list[str]) -> None:
     from firecaffe.api.import_and_pack import PackedFolder, pack
-    from firecaffe.cli.arguments import show
 
     parser = make_parser_pack()
     options = parser.parse_args(argv)
@@ -116,11 +115,11 @@ def main_pack(argv: list[str]) -> int:
         packed = PackedFolder.read(options.verify or options.info)
         if options.info:
             show(packed.counted())
-            return 0
+            return
         with _progress("verifying") as progress:
             said = packed.verify(progress)
         print(harmless(said))
-        return 0
+        return
     if len(options.paths) != 2:
         paths = " ".join(options.paths) or "nothing"
         raise RecipeError(
@@ -131,7 +130,6 @@ def main_pack(argv: list[str]) -> int:
     with _progress("packing") as progress:
         packed = pack(*options.paths, **given, progress=progress)
     show(packed)
-    return 0
 
 
 @contextmanager
@@ -143,8 +141,6 @@ def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
         TextColumn,
         TimeRemainingColumn,
     )
-
-    from firecaffe.api.answer import make_console
 
     console = make_console()
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -204,9 +200,8 @@ def make_parser_import() -> Parser:
     return parser
 
 
-def main_import(argv: list[str]) -> int:
+def main_import(argv: list[str]) -> None:
     from firecaffe.api.import_and_pack import import_caffe
-    from firecaffe.cli.arguments import show
 
     parser = make_parser_import()
     options = parser.parse_args(argv)
@@ -221,4 +216,3 @@ def main_import(argv: list[str]) -> int:
             f"{count_of(len(left), 'thing', 'things')} left out of {imported.recipe_path}, as "
             f"{left[0].place}: {left[0].what}"
         )
-    return 0

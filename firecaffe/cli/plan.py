@@ -1,7 +1,7 @@
 """`firecaffe plan RECIPE.toml --cluster NAME`: a forecast of a training's time and cost."""
 
 from firecaffe.api.answer import DEFAULT_CLUSTER
-from firecaffe.cli.arguments import NETWORK, Parser, add_network_options
+from firecaffe.cli.arguments import Parser, show
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import shipped
 from firecaffe.planner.precision import PRECISIONS
@@ -137,9 +137,7 @@ def make_parser(has_recipe: bool = False) -> Parser:
     parser.add_overwrite()
     add("--json", action="store_true", help="print JSON")
     if not has_recipe:
-        add = parser.add_group("instead of a recipe")
-        add("--model", metavar="NAME", help=NETWORK)
-        add_network_options(add)
+        add = parser.add_network("instead of a recipe")
         add("--global-batch-size", type=int, metavar="N", help="batch of --model")
         add(
             "--micro-batch-size",
@@ -165,9 +163,8 @@ ALONE = {
 """The options that replace a recipe, each with the recipe's setting for it, if there is one."""
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     from firecaffe.api.plan_answer import plan
-    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
 
     recipe: Recipe | None = None
@@ -191,4 +188,3 @@ def main(argv: list[str]) -> int:
     if options.all and options.json:
         raise RecipeError("--all shows every exchange in a table; --json has all of them without")
     show(plan(recipe, name=name, **parser.arguments(options)), options.json)
-    return 0

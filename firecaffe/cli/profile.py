@@ -1,6 +1,6 @@
 """`firecaffe profile MODEL`: parameters, activations, FLOPs and traffic, layer by layer."""
 
-from firecaffe.cli.arguments import NETWORK, Parser, add_network_options
+from firecaffe.cli.arguments import NETWORK, Parser, add_network_options, show
 
 NOTES = (
     "|W| is the bytes of the weights. D is the bytes of the inputs of convolutions and fully "
@@ -36,11 +36,9 @@ def make_parser() -> Parser:
     return parser
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     from firecaffe.api.network_profile import profile
-    from firecaffe.cli.arguments import show
 
     parser = make_parser()
     options = parser.parse_args(argv)
     show(profile(**parser.arguments(options)), options.json)
-    return 0

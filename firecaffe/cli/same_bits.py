@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firecaffe.cli.arguments import Parser
+from firecaffe.cli.arguments import Parser, show
 from firecaffe.cli.import_and_pack import get_data
 from firecaffe.data.published import PUBLISHED
 from firecaffe.errors import DataError, NotIdenticalError
@@ -62,9 +62,8 @@ def make_parser_verify() -> Parser:
     return parser
 
 
-def main_verify(argv: list[str]) -> int:
+def main_verify(argv: list[str]) -> None:
     from firecaffe.api.verify_and_replay import verify
-    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone
@@ -83,7 +82,6 @@ def main_verify(argv: list[str]) -> int:
     if not any(word.startswith("--nproc-per-node") for word in line.options):
         options.nproc_per_node = None
     show(verify(recipe, **parser.arguments(options), **of_run))
-    return 0
 
 
 REPLAY_NOTES = (
@@ -108,9 +106,8 @@ def make_parser_replay() -> Parser:
     return parser
 
 
-def main_replay(argv: list[str]) -> int:
+def main_replay(argv: list[str]) -> None:
     from firecaffe.api.verify_and_replay import replay
-    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone
 
@@ -118,7 +115,6 @@ def main_replay(argv: list[str]) -> int:
     parser = make_parser_replay()
     typed = parse_run(parser, argv)
     show(replay(typed.where, **parser.arguments(typed.options), replace=typed.replaced))
-    return 0
 
 
 if TYPE_CHECKING:
@@ -139,12 +135,11 @@ def make_parser_demo() -> Parser:
 MAX_WORKERS = 4
 
 
-def main_demo(argv: list[str]) -> int:
+def main_demo(argv: list[str]) -> None:
     import torch
 
     from firecaffe.api.comparison import Compared
     from firecaffe.api.twins import by_workers, check_twins, folder_of_twins, train_twin
-    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.runs.environment import cpu_name
     from firecaffe.runs.run_table import read_run
@@ -170,7 +165,6 @@ def main_demo(argv: list[str]) -> int:
         )
         if len({run.result["weights_sha256"] for run in runs}) > 1:
             raise NotIdenticalError("the runs ended with different weights; `verify` says where")
-    return 0
 
 
 def _cores() -> int:

@@ -55,10 +55,9 @@ def make_parser() -> Parser:
     return parser
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     parser = make_parser()
     options = parser.parse_args(argv)
     if options.draw and options.json:
         raise RecipeError("--draw is a picture and --json none; leave one out")
     show(schedule(**parser.arguments(options)), options.json)
-    return 0

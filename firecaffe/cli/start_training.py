@@ -29,14 +29,14 @@ from firecaffe.training.records import say
 START_OPTIONS = ("--nproc-per-node", "--resume")
 
 
-def start(argv: list[str]) -> int:
+def start(argv: list[str]) -> None:
     parser = make_parser()
     recipe, options = parse_recipe(parser, argv)
     if options.print_config:
         for note in rate_notes(recipe.solver, recipe.train.global_batch_size, recipe.train.steps):
             print(f"# {note}")
         print(to_toml(recipe), end="")
-        return 0
+        return
     if options.join:
         from firecaffe.training.build_training import join_run
 
@@ -45,14 +45,14 @@ def start(argv: list[str]) -> int:
         if options.secret_file:
             os.environ[SECRET] = read_secret(options.secret_file).decode()
         say(f"the run ended after step {join_run(recipe, options.join).steps}")
-        return 0
+        return
     resume = Path(options.resume) if options.resume else None
     if is_launched(options.nnodes):
         check_launched(parser, argv, options.nproc_per_node)
         from firecaffe.training.build_training import train_prepared
 
         train_prepared(Prepared(recipe, resume), has_ranks_checked=False)
-        return 0
+        return
     check_count("nproc_per_node", options.nproc_per_node, 1)
     check_count("max_restarts", options.max_restarts, 0)
     min_nodes, max_nodes = parse_nodes(options.nnodes)
@@ -84,7 +84,6 @@ def start(argv: list[str]) -> int:
         say(f"run folder: {folder}")
         said = shlex.quote(str(folder))
         say(f"next: firecaffe explain {said} (or evaluate, predict, export, compare)")
-    return 0
 
 
 def _check_is_over(folder: Path) -> None:

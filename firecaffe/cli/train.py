@@ -41,9 +41,7 @@ def make_parser() -> Parser:
     add("--resume", metavar="RUN", help="continue from a run folder or a checkpoint")
     add("--max-restarts", default=0, metavar="K", help="restart up to K times")
     add("--print-config", action="store_true", help="print the recipe with all settings, and stop")
-    add(
-        "--master-port", default=0, metavar="PORT", help="port at which ranks meet; 0: any free one"
-    )
+    parser.add_port()
     add(
         "--join",
         metavar="HOST:PORT",
@@ -64,7 +62,7 @@ def add_host_options(parser: Parser, what: str) -> None:
     add("--secret-file", metavar="FILE", help=secret)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     # A rank loads no module that only its launcher uses, and a launcher none that only ranks use.
     from firecaffe.recipe.checked_recipe import Prepared
 
@@ -72,7 +70,7 @@ def main(argv: list[str]) -> int:
         from firecaffe.training.build_training import train_prepared
 
         train_prepared(prepared)
-        return 0
-    from firecaffe.cli.start_training import start
+    else:
+        from firecaffe.cli.start_training import start
 
-    return start(argv)
+        start(argv)

@@ -2,7 +2,7 @@
 
 import sys
 
-from firecaffe.cli.arguments import Parser
+from firecaffe.cli.arguments import Parser, check_launched, show
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.output import harmless
 
@@ -33,9 +33,8 @@ def make_parser_evaluate() -> Parser:
     return parser
 
 
-def main_evaluate(argv: list[str]) -> int:
+def main_evaluate(argv: list[str]) -> None:
     from firecaffe.api.evaluate_and_predict import evaluate
-    from firecaffe.cli.arguments import check_launched, show
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import rank_and_size
     from firecaffe.cluster.world import is_launched
@@ -48,7 +47,6 @@ def main_evaluate(argv: list[str]) -> int:
     answer = evaluate(typed.where, **parser.arguments(options), replace=typed.replaced)
     if rank_and_size()[0] == 0:
         show(answer, options.json)
-    return 0
 
 
 PREDICT_NOTES = (
@@ -82,7 +80,7 @@ def make_parser_predict() -> Parser:
     return parser
 
 
-def main_predict(argv: list[str]) -> int:
+def main_predict(argv: list[str]) -> None:
     from firecaffe.api.evaluate_and_predict import predict
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone
@@ -105,7 +103,6 @@ def main_predict(argv: list[str]) -> int:
             f"could not read {broken} of the files, which are named above; {len(answer.rows)} "
             "samples are predicted"
         )
-    return 0
 
 
 EXPORT_NOTES = (
@@ -144,16 +141,14 @@ def make_parser_export() -> Parser:
     return parser
 
 
-def main_export(argv: list[str]) -> int:
+def main_export(argv: list[str]) -> None:
     from firecaffe.api.weight_files import export
-    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_run import parse_run
 
     parser = make_parser_export()
     typed = parse_run(parser, argv)
     given = parser.arguments(typed.options)
     show(export(typed.where, **{**given, "to": given["to"] or ""}, replace=typed.replaced))
-    return 0
 
 
 def make_parser_unpack() -> Parser:
@@ -174,9 +169,8 @@ def make_parser_unpack() -> Parser:
     return parser
 
 
-def main_unpack(argv: list[str]) -> int:
+def main_unpack(argv: list[str]) -> None:
     from firecaffe.api.weight_files import unpack
-    from firecaffe.cli.arguments import show
 
     parser = make_parser_unpack()
     options = parser.parse_args(argv)
@@ -184,4 +178,3 @@ def main_unpack(argv: list[str]) -> int:
         given = " and ".join(options.paths) or "none"
         raise RecipeError(f"unpack takes one file, found {given}; usage: {parser.usage}")
     show(unpack(options.paths[0], to=options.to, overwrite=options.overwrite))
-    return 0

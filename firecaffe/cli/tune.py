@@ -1,6 +1,6 @@
 """`firecaffe tune RECIPE.toml --global-batch-size N`: find the rate that keeps the accuracy."""
 
-from firecaffe.cli.arguments import Parser
+from firecaffe.cli.arguments import Parser, show
 from firecaffe.errors import NotEnoughError, NotKeptError, RecipeError
 
 USAGE = (
@@ -68,9 +68,8 @@ def make_parser() -> Parser:
     return parser
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     from firecaffe.api.rate_search import tune
-    from firecaffe.cli.arguments import show
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.tuning.accuracy_verdict import LOST, UNDECIDED
 
@@ -86,4 +85,3 @@ def main(argv: list[str]) -> int:
     if verdict.verdict == UNDECIDED:
         more = f"; --seeds {options.seeds + verdict.more} goes on with it" if verdict.more else ""
         raise NotEnoughError(f"{verdict.words}; the best recipe so far is {path}{more}")
-    return 0
