@@ -6,7 +6,6 @@ from firecaffe.api.answer import DEFAULT_CLUSTER
 from firecaffe.cli.arguments import Parser, check_launched, show
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES
-from firecaffe.recipe.sections import Recipe
 
 EXCHANGE_USAGE = (
     "[--nproc-per-node N] [--exchanges all|a,b,…] [--compressors a,b,…] [-b 8] [-e 128M] [-f 2] "
@@ -136,17 +135,11 @@ def make_parser_bench_step(has_recipe: bool = False) -> Parser:
 
 def main_bench_step(argv: list[str]) -> None:
     from firecaffe.api.step_rates import bench_step
-    from firecaffe.cli.typed_recipe import parse_recipe
+    from firecaffe.cli.typed_recipe import parse_optional_recipe
 
-    recipe: Recipe | None = None
-    parser = make_parser_bench_step()
-    if parser.read(argv).positionals:
-        parser = make_parser_bench_step(has_recipe=True)
-        recipe, options = parse_recipe(parser, argv)
-    else:
-        options = parser.parse_args(argv)
-        if not options.model:
-            raise RecipeError(f"give a recipe or --model; usage: firecaffe bench step {STEP_USAGE}")
+    recipe, parser, options = parse_optional_recipe(make_parser_bench_step, argv)
+    if recipe is None and not options.model:
+        raise RecipeError(f"give a recipe or --model; usage: firecaffe bench step {STEP_USAGE}")
     show(bench_step(recipe, **parser.arguments(options)), options.json)
 
 

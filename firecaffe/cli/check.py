@@ -2,7 +2,6 @@
 
 from firecaffe.cli.arguments import Parser, check_launched, show
 from firecaffe.cli.train import add_host_options
-from firecaffe.recipe.sections import Recipe
 
 USAGE = (
     "[RECIPE.toml | --model NAME] [--nproc-per-node N] "
@@ -48,16 +47,10 @@ def make_parser(has_recipe: bool = False) -> Parser:
 
 def main(argv: list[str]) -> None:
     from firecaffe.api.cluster_check import check
-    from firecaffe.cli.typed_recipe import parse_recipe
+    from firecaffe.cli.typed_recipe import parse_optional_recipe
     from firecaffe.cluster.world import is_launched
 
-    recipe: Recipe | None = None
-    parser = make_parser()
-    if parser.read(argv).positionals:
-        parser = make_parser(has_recipe=True)
-        recipe, options = parse_recipe(parser, argv)
-    else:
-        options = parser.parse_args(argv)
+    recipe, parser, options = parse_optional_recipe(make_parser, argv)
     if is_launched(options.nnodes):
         check_launched(make_parser(), argv, options.nproc_per_node)
     answer = check(recipe, **parser.arguments(options))

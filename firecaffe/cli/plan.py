@@ -5,7 +5,6 @@ from firecaffe.cli.arguments import Parser, show
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import shipped
 from firecaffe.planner.precision import PRECISIONS
-from firecaffe.recipe.sections import Recipe
 
 USAGE = (
     "RECIPE.toml | --model NAME | --compare A.toml B.toml | --runs RATES.toml "
@@ -165,23 +164,16 @@ ALONE = {
 
 def main(argv: list[str]) -> None:
     from firecaffe.api.plan_answer import plan
-    from firecaffe.cli.typed_recipe import parse_recipe
+    from firecaffe.cli.typed_recipe import parse_optional_recipe
 
-    recipe: Recipe | None = None
-    name = ""
-    parser = make_parser()
-    line = parser.read(argv)
-    if line.positionals:
-        for typed in (option.partition("=")[0] for option in line.options):
-            if typed in ALONE:
-                own = f", or say {ALONE[typed]}" if ALONE[typed] else ""
-                raise RecipeError(
-                    f"{typed} has no effect beside a recipe; leave one of them out{own}"
-                )
-        parser, name = make_parser(has_recipe=True), line.positionals[0]
-        recipe, options = parse_recipe(parser, argv)
-    else:
-        options = parser.parse_args(argv)
+    line = make_parser().read(argv)
+    name = "".join(line.positionals[:1])
+    for typed in (option.partition("=")[0] for option in line.options):
+        if line.positionals and typed in ALONE:
+            own = f", or say {ALONE[typed]}" if ALONE[typed] else ""
+            raise RecipeError(f"{typed} has no effect beside a recipe; leave one of them out{own}")
+    recipe, parser, options = parse_optional_recipe(make_parser, argv)
+    if recipe is None:
         given = bool(options.model) + bool(options.compare)
         if given == 2 or not (given or options.runs):
             raise RecipeError(f"give a recipe, --model or --compare; usage: firecaffe plan {USAGE}")

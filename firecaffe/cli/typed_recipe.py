@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,18 @@ def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namesp
             print(f"note: {text}", file=sys.stderr)
     options.recipe = path
     return recipe, options
+
+
+def parse_optional_recipe(
+    make_parser: Callable[..., Parser], argv: list[str]
+) -> tuple[CheckedRecipe | None, Parser, Namespace]:
+    """Read `[RECIPE.toml] [options]`; options may stand for the recipe. Raises RecipeError."""
+    parser = make_parser()
+    if not parser.read(argv).positionals:
+        return None, parser, parser.parse_args(argv)
+    parser = make_parser(has_recipe=True)
+    recipe, options = parse_recipe(parser, argv)
+    return recipe, parser, options
 
 
 def _own_recipe(options: list[str]) -> str:
