@@ -13,9 +13,8 @@ from firecaffe.cli.arguments import Parser
 from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
-from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.identity import flatten, to_toml
-from firecaffe.recipe.recorded_recipe import RECIPE, untrusted
+from firecaffe.recipe.recorded_recipe import RECIPE
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.fcz_description import described, is_coded, with_nets
 
@@ -24,17 +23,11 @@ from firecaffe.training.fcz_description import described, is_coded, with_nets
 class TypedRun:
     where: Path
     """The run's folder, a checkpoint in it, or a .fcz file."""
-    recipe: CheckedRecipe
     options: Namespace
     others: Sequence[str]
     """The files after the run on the command line."""
-    words: Sequence[str]
-
-    @property
-    def replaced(self) -> dict[str, Any]:
-        """The typed fields of a recipe, with their values."""
-        values = flatten(self.recipe)
-        return {word: values[word] for word in self.words}
+    replaced: dict[str, Any]
+    """The typed fields of a recipe, with their values."""
 
 
 def parse_run(
@@ -43,8 +36,8 @@ def parse_run(
     """Read `RUN|NET.fcz [FILE…] [--trust-code] [--section.word value …]`.
 
     `instead` is added to the reason why a setting has no effect, and names the command that takes
-    it. Code that the run or the file names is trusted only if the command line says so. Raises
-    RecipeError for a wrong line; RunError for a missing run; CheckpointError for a damaged .fcz.
+    it. Raises RecipeError for a wrong line; RunError for a missing run; CheckpointError for a
+    damaged .fcz.
     """
     trained = [word for word in flatten(Recipe()) if not word.startswith(USED)]
     parser.instead = dict.fromkeys(trained, TRAINED + instead) | parser.instead
@@ -52,24 +45,14 @@ def parse_run(
     if not line.positionals or (len(line.positionals) > 1 and not takes_files):
         given = " and ".join(line.positionals) or "none"
         raise RecipeError(f"{parser.command} takes one run, found {given}; usage: {parser.usage}")
-    where, *others = line.positionals
-    if is_coded(Path(where)):
-        return _parse_fcz(parser, Path(where), line.options, others, line.words)
-    folder = folder_of(Path(where))
-    recipe, options = parse_recipe(parser, [str(folder / RECIPE), *line.options])
-    if not options.trust_code:
-        recipe = untrusted(recipe, folder, line.words)
-    return TypedRun(Path(where), recipe, options, others, line.words)
-
-
-def _parse_fcz(
-    parser: Parser, file: Path, options: list[str], others: list[str], words: Sequence[str]
-) -> TypedRun:
-    own, _ = described(file, words)
-    with TemporaryDirectory() as folder:
-        path = Path(folder, RECIPE)
-        write_atomically(path, to_toml(with_nets(file, own, words)))
-        recipe, parsed = parse_recipe(parser, [str(path), *options])
-    if not parsed.trust_code:
-        recipe = untrusted(recipe, file, words)
-    return TypedRun(file, recipe, parsed, others, words)
+    where, others = Path(line.positionals[0]), line.positionals[1:]
+    if is_coded(where):
+        own, _ = described(where, line.words)
+        with TemporaryDirectory() as folder:
+            path = Path(folder, RECIPE)
+            write_atomically(path, to_toml(with_nets(where, own, line.words)))
+            recipe, options = parse_recipe(parser, [str(path), *line.options])
+    else:
+        recipe, options = parse_recipe(parser, [str(folder_of(where) / RECIPE), *line.options])
+    values = flatten(recipe)
+    return TypedRun(where, options, others, {word: values[word] for word in line.words})
