@@ -30,6 +30,7 @@ from firecaffe.cluster.groups import check_alone
 from firecaffe.cluster.world import join
 from firecaffe.files import finite, write_json
 from firecaffe.generators import generators_kept
+from firecaffe.models.weights import FCZ
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.runs.measure import Measure
@@ -39,7 +40,7 @@ from firecaffe.shrink.compress_network import compress as make_small
 from firecaffe.shrink.layer_sizes import LayerSensitivity
 from firecaffe.shrink.pruning_rounds import parse_target
 from firecaffe.shrink.scheme import find_scheme
-from firecaffe.training.load import check_named, run_of
+from firecaffe.training.load import run_of
 
 BARS = " ▁▂▃▄▅▆▇█"
 MIN_BAR, MAX_BAR = 0.1, 100.0
@@ -203,9 +204,6 @@ def plot_sizes(path: Path, record: Mapping[str, Any]) -> None:
     write_picture(path, figure, "firecaffe compress", "what is lost against the ratio")
 
 
-SUFFIX = ".fcz"
-
-
 @dataclass(frozen=True, repr=False)
 class Compressed(Answer):
     """A network in a small file, with its size and its accuracy."""
@@ -273,7 +271,7 @@ def compress(
     check_alone("compress")
     recipe, path = _open(run, out, best, trust_code, replace)
     check_count("nproc_per_node", nproc_per_node, 1)
-    check_target(option("out"), str(path), overwrite, (SUFFIX,))
+    check_target(option("out"), str(path), overwrite, (FCZ,))
     record_to = path.with_suffix(".json")
     is_ours = overwrite and path.exists()  # otherwise the record belongs to another file
     check_target(f"{option('out')} {path} with the record", str(record_to), is_ours)
@@ -307,11 +305,11 @@ def _open(
     is_file = isinstance(run, str | Path) and str(run).endswith(".toml")
     if not is_file and not isinstance(run, Recipe):
         used = open_run(run, replace, trust_code)
-        check_named(used.where, used.recipe, ("model", "data", "task"))
+        used.check_named()
         of_run = recipe_of_run(used.where, used.recipe, best)
-        return of_run, path_of("out", out or (run_of(used.where) or used.where) / f"model{SUFFIX}")
+        return of_run, path_of("out", out or (run_of(used.where) or used.where) / f"model{FCZ}")
     refuse_beside("a recipe", replace=replace, best=best, trust_code=trust_code)
     recipe = recipe_of(run)
     name = Path(run) if is_file else Path("recipe.toml")
     check_weights(recipe, name)
-    return recipe, path_of("out", out or name.with_suffix(SUFFIX).name)
+    return recipe, path_of("out", out or name.with_suffix(FCZ).name)

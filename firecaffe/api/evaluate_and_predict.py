@@ -19,19 +19,18 @@ from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
 from firecaffe.cluster.process_settings import exclusive_in_process
-from firecaffe.cluster.world import World, is_launched, join
-from firecaffe.data import Data, open_test
+from firecaffe.cluster.world import World, is_launched
+from firecaffe.data import open_test
 from firecaffe.data.decode import replaced_note
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.files import atomic_replace, finite, write_atomically
-from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.script.launch import launch
 from firecaffe.training import evaluation
 from firecaffe.training.checkpoint import best_step
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.forward import arithmetic
-from firecaffe.training.load import Trained, check_named, load_run
+from firecaffe.training.load import Trained
 from firecaffe.training.prediction import (
     Prediction,
     labels_of_run,
@@ -44,35 +43,6 @@ from firecaffe.training.prediction import (
     task_of_run,
 )
 from firecaffe.training.records import in_words
-
-NEEDED = ("model", "data", "task")
-"""The sections of a recipe that decide what is evaluated, and how."""
-
-
-@dataclass(frozen=True)
-class EvaluatedRun:
-    trained: Trained
-    data: Data
-    evaluation: evaluation.Evaluation
-    notes: list[str]
-
-
-def evaluate_run(where: Path, recipe: Recipe, world: World, *, best: bool = False) -> EvaluatedRun:
-    """Evaluate a run's network on the recipe's test data. All ranks call it and get the same."""
-    check_named(where, recipe, NEEDED)
-    with exclusive_in_process("evaluate"), arithmetic(recipe.train, world.device):
-        trained = load_run(where, best=best, recipe=recipe)
-        data = open_test(recipe.data)
-        task = task_of_run(trained.about, recipe, data)
-        labels = labels_of_run(trained.about, data, recipe.data)
-        model = trained.model.to(world.device)
-        with data_workers(data):
-            evaluated = evaluation.evaluate(
-                model, task, data.test, recipe.data, recipe.train, world, labels
-            )
-    damaged = gather_json(world, list(getattr(data.test, "skipped", {}).values()))
-    broken = sorted({line for of_rank in damaged for line in of_rank})
-    return EvaluatedRun(trained, data, evaluated, [replaced_note(broken)] if broken else [])
 
 
 @dataclass(frozen=True, repr=False)
@@ -161,8 +131,8 @@ def evaluate(
     if is_launched() or nproc_per_node == 1:
         return _evaluate(used, best)
     # Check before any rank is started, so that a mistake is reported once.
-    check_named(used.where, used.recipe, NEEDED)
-    trained = load_run(used.where, best=best, recipe=used.recipe)
+    used.check_named()
+    trained = used.load(best)
     data = open_test(used.recipe.data)
     data.test.batch(torch.tensor([0]))
     task_of_run(trained.about, used.recipe, data)
@@ -171,19 +141,31 @@ def evaluate(
 
 
 def _evaluate(used: RunInUse, best: bool) -> Evaluated:
-    exchange = used.recipe.exchange
-    with join(used.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
-        result = evaluate_run(used.where, used.recipe, world, best=best)
-    trained = result.trained
+    """Evaluate on the recipe's test data. All ranks call it and get the same."""
+    recipe = used.recipe
+    with used.join() as world:
+        used.check_named()
+        with exclusive_in_process("evaluate"), arithmetic(recipe.train, world.device):
+            trained = used.load(best)
+            data = open_test(recipe.data)
+            task = task_of_run(trained.about, recipe, data)
+            labels = labels_of_run(trained.about, data, recipe.data)
+            model = trained.model.to(world.device)
+            with data_workers(data):
+                evaluated = evaluation.evaluate(
+                    model, task, data.test, recipe.data, recipe.train, world, labels
+                )
+        damaged = gather_json(world, list(getattr(data.test, "skipped", {}).values()))
+    broken = sorted({line for of_rank in damaged for line in of_rank})
     return Evaluated(
         run=used.where,
         step=trained.step,
         evaluated=trained.evaluated,
         best=best,
         best_step=best_step(used.where),
-        data=result.data.description,
-        evaluation=result.evaluation,
-        notes=[*trained.notes, *result.notes],
+        data=data.description,
+        evaluation=evaluated,
+        notes=[*trained.notes, *([replaced_note(broken)] if broken else [])],
     )
 
 
@@ -266,14 +248,13 @@ def predict(
     check_target(option("csv"), str(csv), overwrite)
     mask_writer = _mask_writer(meaning(used.recipe.task.name), out, overwrite)
     paths = _images_of(images)
-    check_named(used.where, used.recipe, ("model",) if paths else ("model", "data"))
-    exchange = used.recipe.exchange
+    used.check_named(["model"] if paths else ["model", "data"])
     with (
         exclusive_in_process("predict"),
-        join(used.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world,
+        used.join() as world,
         arithmetic(used.recipe.train, world.device),
     ):
-        trained = load_run(used.where, best=best, recipe=used.recipe)
+        trained = used.load(best)
         answer = _predict(used, trained, paths, mask_writer, top, world)
     if csv:
         write_atomically(Path(csv), answer.to_csv())

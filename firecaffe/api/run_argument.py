@@ -1,17 +1,19 @@
 """The `run` argument of a function: a run and its recipe, with the settings that replace some."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from firecaffe.api.argument_checks import path_of
+from firecaffe.cluster.world import World, join
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.recorded_recipe import RECIPE, read_recipe_file, untrusted
 from firecaffe.recipe.sections import Recipe
-from firecaffe.training.fcz_description import described, is_coded, with_nets
-from firecaffe.training.load import run_of
+from firecaffe.training.fcz_description import SECTIONS, described, is_coded, with_nets
+from firecaffe.training.load import Trained, check_named, load_run, run_of
 from firecaffe.user_code import shown
 
 USED = ("data.", "task.", "model.name", "model.args", "train.device", "train.eval_batch_size")
@@ -27,6 +29,17 @@ class RunInUse:
     where: Path
     """The run's folder, a checkpoint in it, or a .fcz file."""
     recipe: CheckedRecipe
+
+    def check_named(self, sections: Collection[str] = SECTIONS) -> None:
+        """Raise RecipeError if parts of the sections were given in Python and are not named."""
+        check_named(self.where, self.recipe, sections)
+
+    def load(self, best: bool) -> Trained:
+        return load_run(self.where, best=best, recipe=self.recipe)
+
+    def join(self) -> AbstractContextManager[World]:
+        exchange = self.recipe.exchange
+        return join(self.recipe.train.device, exchange.timeout_s, exchange.silent_s)
 
 
 def open_run(run: Any, replace: Any, trust_code: bool) -> RunInUse:

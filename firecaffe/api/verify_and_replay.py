@@ -14,14 +14,12 @@ from firecaffe.api.run_argument import folder_of, open_run
 from firecaffe.api.twins import Twin, by_workers, check_twins, folder_of_twins, train_twin
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
-from firecaffe.cluster.world import join
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.runs.run_folder import first_difference, read_run_file
-from firecaffe.training.load import check_named
 from firecaffe.training.verification import Verified, verify_run
 from firecaffe.training.verification import replay as replay_run
 from firecaffe.value_checks import MAX_STEPS
@@ -111,9 +109,6 @@ def _over(config: ParallelConfig, kind: str | None, data: int, size: int) -> Par
         )
     return parallel
 
-
-NEEDED = ("model", "data", "task")
-"""Recipe sections that determine what is computed."""
 
 MAX_LISTED = 4
 
@@ -260,9 +255,8 @@ def _verify_run(
 ) -> SameAsRecorded:
     check_alone("verify RUN")
     used = open_run(run, replace, trust_code)
-    check_named(used.where, used.recipe, NEEDED)
-    exchange = used.recipe.exchange
-    with join(used.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
+    used.check_named()
+    with used.join() as world:
         return SameAsRecorded(verify_run(folder_of(used.where), used.recipe, world, steps))
 
 
@@ -335,9 +329,9 @@ def replay(
     check_alone("replay")
     used = open_run(run, replace, trust_code)
     target = None if to == "" else path_of("to", to)
-    check_named(used.where, used.recipe, NEEDED)
-    folder, exchange = folder_of(used.where), used.recipe.exchange
-    with join(used.recipe.train.device, exchange.timeout_s, exchange.silent_s) as world:
+    used.check_named()
+    folder = folder_of(used.where)
+    with used.join() as world:
         replayed = replay_run(folder, used.recipe, world, target)
     ours, theirs = replayed.computed, replayed.recorded
     if not replayed.is_same:

@@ -22,7 +22,7 @@ from firecaffe.resume_advice import option
 from firecaffe.training.export_file import FORMATS, check_installed
 from firecaffe.training.fcz_description import is_coded
 from firecaffe.training.given_parts import About
-from firecaffe.training.load import check_named, load_run, run_of
+from firecaffe.training.load import run_of
 from firecaffe.training.prediction import OUTPUT_NOTES, meaning
 from firecaffe.training.tensor_file import write_tensors
 from firecaffe.transport.collect import Whole
@@ -104,8 +104,8 @@ def export(
         beside = path.with_suffix(form.beside)
         _check_not_its_net(beside, recipe.model.name)
         check_target(option("out"), str(beside), overwrite)
-    check_named(where, recipe, ("model",))
-    trained = load_run(where, best=best, recipe=recipe)
+    used.check_named(["model"])
+    trained = used.load(best)
     inputs, note = _inputs(used, to, trained.about) if form.takes_inputs else (None, "")
     written = form.write(trained.model, inputs, path)
     meant = OUTPUT_NOTES.get(meaning(recipe.task.name), "as the network gives them")

@@ -67,10 +67,11 @@ def make_parser() -> Parser:
 
 
 def main(argv: list[str]) -> None:
-    from firecaffe.api.compressed_network import SUFFIX, compress
+    from firecaffe.api.compressed_network import compress
     from firecaffe.cli.typed_recipe import parse_recipe
     from firecaffe.cli.typed_run import parse_run
     from firecaffe.cluster.groups import check_alone
+    from firecaffe.models.weights import FCZ
     from firecaffe.shrink.attempt import check_weights
 
     check_alone("compress")
@@ -81,7 +82,7 @@ def main(argv: list[str]) -> None:
     if len(positionals) == 1 and positionals[0].endswith(".toml"):
         run, options = parse_recipe(parser, argv)
         check_weights(run, options.recipe)
-        options.out = options.out or options.recipe.with_suffix(SUFFIX).name
+        options.out = options.out or options.recipe.with_suffix(FCZ).name
     else:
         typed = parse_run(parser, argv, instead=INSTEAD)
         run, options, of_run = typed.where, typed.options, {"replace": typed.replaced}

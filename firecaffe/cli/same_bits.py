@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,12 +140,13 @@ def main_demo(argv: list[str]) -> None:
     from firecaffe.api.comparison import Compared
     from firecaffe.api.twins import by_workers, check_twins, folder_of_twins, train_twin
     from firecaffe.cli.typed_recipe import parse_recipe
+    from firecaffe.data.decode import cores
     from firecaffe.runs.environment import cpu_name
     from firecaffe.runs.run_table import read_run
 
     recipe, _ = parse_recipe(make_parser_demo(), argv)
     recipe = _with_data(recipe)
-    counts = (1, max(2, min(MAX_WORKERS, _cores())))
+    counts = (1, max(2, min(MAX_WORKERS, cores())))
     twins = by_workers(recipe, counts)
     check_twins(twins)
     with folder_of_twins("demo") as parent:
@@ -165,12 +165,6 @@ def main_demo(argv: list[str]) -> None:
         )
         if len({run.result["weights_sha256"] for run in runs}) > 1:
             raise NotIdenticalError("the runs ended with different weights; `verify` says where")
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _with_data(recipe: CheckedRecipe) -> CheckedRecipe:

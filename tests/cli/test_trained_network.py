@@ -80,13 +80,7 @@ def test_evaluate_gives_the_numbers_of_the_run_itself(
 
 
 def evaluate_in_rank(run: str) -> dict[str, float]:
-    from firecaffe.api.evaluate_and_predict import evaluate_run
-    from firecaffe.cluster.world import join
-    from firecaffe.recipe.recorded_recipe import recipe_of
-
-    recipe = recipe_of(Path(run))
-    with join("cpu") as world:
-        return evaluate_run(Path(run), recipe, world).evaluation.row
+    return firecaffe.evaluate(run).evaluation.row
 
 
 def test_evaluate_takes_other_data(
