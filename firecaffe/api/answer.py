@@ -6,7 +6,7 @@ import io
 import sys
 from abc import ABC, abstractmethod
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,18 @@ def make_console(stderr: bool = False) -> Console:
     if console.is_terminal:
         return console
     return LiteralConsole(stderr=stderr, width=UNCUT_WIDTH)
+
+
+def progress(title: str, is_shown: bool) -> Callable[[str], None]:
+    """Return a function that shows a line on a terminal's stderr, in place of the one before."""
+    # No spinner: its thread would take processor time from the measurement.
+    console = make_console(stderr=True)
+
+    def say(what: str) -> None:
+        if is_shown and console.is_terminal:
+            console.print(f"{title}: {what:30}", end="\r")
+
+    return say
 
 
 PLAIN: dict[str, Any] = {"show_edge": False, "padding": (0, 1, 0, 0)}

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -16,8 +16,8 @@ from rich.console import RenderableType
 from firecaffe.api.answer import (
     Answer,
     check_cluster_file,
-    make_console,
     numbers_table,
+    progress,
     write_cluster,
 )
 from firecaffe.api.argument_checks import check_count, check_device, path_of, refuse_beside
@@ -25,6 +25,7 @@ from firecaffe.api.recipe_argument import network_of, recipe_for, recipe_of
 from firecaffe.cluster.agree import agree, gather_as, gather_text
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.hosts import Hosts, parse_nodes
+from firecaffe.cluster.process_settings import compute_threads
 from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
 from firecaffe.measure.cluster_findings import MeasuredCluster, cluster_of, findings
@@ -67,17 +68,10 @@ class Look:
 
 def look(recipe: CheckedRecipe | None, device: str, folder: str) -> Look:
     """Measure this rank, its links and its steps; all ranks call it."""
-    console = make_console(stderr=True)
-    with ExitStack() as before:
-        before.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1 if recipe is None else recipe.train.threads)
-        world = before.enter_context(join(device if recipe is None else recipe.train.device))
+    of_recipe = (1, device) if recipe is None else (recipe.train.threads, recipe.train.device)
+    with compute_threads(of_recipe[0]), join(of_recipe[1]) as world:
         agree(world, {"check options": json.dumps([device, folder])})
-
-        def say(what: str) -> None:
-            if world.is_first and console.is_terminal:
-                console.print(f"checking: {what:30}", end="\r")
-
+        say = progress("checking", world.is_first)
         measured = _look(world, recipe, Path(folder), say)
         inventory = None
         if recipe is not None and world.is_first:
@@ -107,15 +101,12 @@ def _look(
         use_memory = shares and not is_gpu
         local = meet_local_ranks(world, TIMEOUT_S) if use_memory else None
         has_local_ranks = local is not None
-        try:
+        with nullcontext() if local is None else closing(local):
             say("exchanges")
             exchanges = _exchanges(world, recipe, local)
             if recipe is not None:
                 say("computing beside an exchange")
                 slowdown = _slowdown(world, recipe, local, timed)
-        finally:
-            if local is not None:
-                local.close()
     size = world.local_world_size
     return MeasuredCluster(ranks, links, size, timed, exchanges, slowdown, has_local_ranks)
 

@@ -4,20 +4,21 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
 import torch
 
-from firecaffe.api.answer import make_console
+from firecaffe.api.answer import progress
 from firecaffe.api.argument_checks import check_count, check_device, commas
 from firecaffe.api.exchange_bench_report import ExchangeTimes, make_report
 from firecaffe.api.exchange_rounds import MAX_WORLD_SIZE
 from firecaffe.cluster.agree import agree, gather_json
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.hosts import Hosts
+from firecaffe.cluster.process_settings import compute_threads
 from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE, find_schedule, parse_hierarchical
@@ -195,50 +196,36 @@ def bench_exchange(
 
 def run_rank(plan: BenchPlan) -> ExchangeTimes | None:
     """Measure with all ranks of this world; only rank 0 returns an answer."""
-    console = make_console(stderr=True)
-    with ExitStack() as before:
-        before.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(THREADS)
-        world = before.enter_context(join(plan.device))
+    with compute_threads(THREADS), join(plan.device) as world:
         _check_ranks(world.world_size, "WORLD_SIZE")
         _check_memory(plan, world.local_world_size)
         _check_hosts(plan, world)
         agree(world, {"bench options": json.dumps(asdict(plan)), "torch": torch.__version__})
-
-        def say(what: str) -> None:
-            # No spinner: its thread would take processor time from the measurement.
-            if world.is_first and console.is_terminal:
-                console.print(f"measuring: {what:30}", end="\r")
-
-        report = _measure(plan, world, say)
+        report = _measure(plan, world, progress("measuring", world.is_first))
         is_first = world.is_first
     return ExchangeTimes(report) if is_first else None
 
 
-def _measure(plan: BenchPlan, world: World, progress: Callable[[str], None]) -> dict[str, Any]:
-
+def _measure(plan: BenchPlan, world: World, say: Callable[[str], None]) -> dict[str, Any]:
     # torchrun numbers its agents; hosts of other launchers differ by name.
     stated = gather_json(world, [describe_environment(), os.environ.get("GROUP_RANK", "")])
     nodes = [(environment["host"], group_rank) for environment, group_rank in stated]
-    progress("the link")
+    say("the link")
     # Measure the network to another node if there is one, else the way to the next process.
     link = measure_link(world, 0, rank_elsewhere(nodes))
     before = read_counters()
     is_shared = plan.shared_memory and world.device.type == "cpu"
     local = meet_local_ranks(world, TIMEOUT_S) if is_shared else None
-    try:
+    with nullcontext() if local is None else closing(local):
         timings = time_exchanges(
             world,
             plan.exchanges,
             plan.sizes_bytes,
             plan.repetitions,
-            progress,
+            say,
             local,
             make_encoders(plan.compressors),
         )
-    finally:
-        if local is not None:
-            local.close()
     conditions = gather_json(world, asdict(conditions_since(before)))
     return make_report(
         timings,

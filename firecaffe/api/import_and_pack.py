@@ -14,6 +14,7 @@ from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import check_number, path_of
 from firecaffe.api.recipe_argument import parse_input
 from firecaffe.cluster.from_script import from_script
+from firecaffe.cluster.process_settings import compute_threads
 from firecaffe.data.decode import MAX_PIXELS, cores
 from firecaffe.data.pack_images import Packing, PackOptions
 from firecaffe.data.pack_images import verify as verify_shards
@@ -162,15 +163,11 @@ def pack(
             )
     opened, said = with_test_part(open_source(path, channel_order), hold_out)
     total = sum(len(part) for part in opened.parts.values())
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the packing threads share the cores
-    try:
+    with compute_threads(1):  # the packing threads share the cores
         run = Packing(
             opened, folder, packing, threads or cores(), lambda images: progress(images, total)
         )
         packed = run.run()
-    finally:
-        torch.set_num_threads(before)
     remarks = [*opened.notes, *run.seen.notes]
     least, most = run.seen.least, run.seen.most
     if most[0]:

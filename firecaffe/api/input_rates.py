@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from firecaffe.api.answer import Answer, cluster_to_write, numbers_table, write_cluster
 from firecaffe.api.argument_checks import check_count, check_number, path_of
 from firecaffe.cluster.from_script import from_script
-from firecaffe.cluster.process_settings import keep_freed_memory
+from firecaffe.cluster.process_settings import compute_threads, keep_freed_memory
 from firecaffe.data.config import DataConfig
 from firecaffe.data.decode import decode_threads
 from firecaffe.data.pack_images import Part, Source
@@ -127,13 +127,9 @@ def bench_data(
         raise RecipeError(f"{option('model_rate')} is {model_rate:g}; it must be images per second")
     extended = cluster_to_write(write, overwrite, cluster)
     place = str(path_of("path", path))
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     keep_freed_memory()  # as in a training
-    try:
+    with compute_threads(1):
         rates = _measure(str(path) if is_remote(str(path)) else place, config, images)
-    finally:
-        torch.set_num_threads(before)
     lines = []
     if extended is not None:
         to = Path(write)

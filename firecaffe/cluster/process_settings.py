@@ -117,6 +117,19 @@ def non_preempting_threads() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def compute_threads(count: int) -> Iterator[None]:
+    """Let torch compute with `count` threads in the block, and restore their number after it."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 # Source: glibc's malloc.h.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4

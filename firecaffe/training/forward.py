@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_map
 
-from firecaffe.cluster.process_settings import variables_kept
+from firecaffe.cluster.process_settings import compute_threads, variables_kept
 from firecaffe.data import Batch, num_samples
 from firecaffe.errors import RecipeError
 from firecaffe.generators import generators_kept, seed_generators
@@ -74,8 +74,7 @@ def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
     with ExitStack() as before:
         before.enter_context(generators_kept())
         before.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
-        before.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(config.threads)
+        before.enter_context(compute_threads(config.threads))
         before.enter_context(_default_modes(device))
         if device.type == "cuda" and config.deterministic:
             before.enter_context(variables_kept(WORKSPACE))
