@@ -12,25 +12,30 @@ from firecaffe.user_code import shown
 DEVICES = ("auto", "cpu", "cuda")
 
 
-def check_count(name: str, value: Any, least: int) -> None:
-    """Raise RecipeError if an argument is no whole number of at least `least`."""
+def wrong(name: str, value: object, right: str) -> RecipeError:
+    """Return the error of an argument: what it is, and what it must be."""
+    return RecipeError(f"{option(name)} is {value}; it must be {right}")
+
+
+def check_count(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raise RecipeError if an argument is no whole number from `least` to `most`."""
     if type(value) is not int or value < least:
-        raise RecipeError(
-            f"{option(name)} is {shown(value)}; it must be at least {least}, a whole number"
-        )
+        raise wrong(name, shown(value), f"at least {least}, a whole number")
+    if most is not None and value > most:
+        raise wrong(name, value, f"{least} to {most:,}")
 
 
 def check_number(name: str, value: Any) -> None:
     """Raise RecipeError if an argument is no finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not -inf < value < inf:
-        raise RecipeError(f"{option(name)} is {shown(value)}; it must be a number")
+        raise wrong(name, shown(value), "a number")
 
 
 def check_device(value: Any) -> None:
     """Raise RecipeError if the argument `device` names none."""
     if value not in DEVICES:
-        raise RecipeError(f"{option('device')} is {shown(value)}; it must be {', '.join(DEVICES)}")
+        raise wrong("device", shown(value), ", ".join(DEVICES))
 
 
 def path_of(name: str, value: Any) -> Path:

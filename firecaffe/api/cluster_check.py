@@ -20,14 +20,19 @@ from firecaffe.api.answer import (
     progress,
     write_cluster,
 )
-from firecaffe.api.argument_checks import check_count, check_device, path_of, refuse_beside
+from firecaffe.api.argument_checks import (
+    check_count,
+    check_device,
+    path_of,
+    refuse_beside,
+    wrong,
+)
 from firecaffe.api.recipe_argument import network_of, recipe_for, recipe_of
 from firecaffe.cluster.agree import agree, gather_as, gather_text
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.process_settings import compute_threads
 from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
-from firecaffe.errors import RecipeError
 from firecaffe.measure.cluster_findings import MeasuredCluster, cluster_of, findings
 from firecaffe.measure.exchange_times import make_encoders, time_exchanges
 from firecaffe.measure.ranks_and_links import inventory_of, links_of, look_over
@@ -41,7 +46,6 @@ from firecaffe.planner.codec_cost import MEASURED
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.worker_numbers import check_hosts, layout_of
-from firecaffe.resume_advice import option
 from firecaffe.runs.environment import cpu_name
 from firecaffe.script.launch import launch_on
 from firecaffe.transport.local_ranks import LocalRanks, meet_local_ranks
@@ -253,7 +257,7 @@ def check(
         checked = recipe_for(*network_of(model, args or {}, input), device)
     check_cluster_file(write, overwrite)
     if not path_of("folder", folder).is_dir():
-        raise RecipeError(f"{option('folder')} is {folder}; it must be a folder that is there")
+        raise wrong("folder", folder, "a folder that is there")
     asked = checked, device, str(folder)
     nodes = str(nnodes)
     if is_launched(nodes):

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from firecaffe.api.answer import PLAIN, Answer, check_picture
-from firecaffe.api.argument_checks import check_number, path_of, paths_of
+from firecaffe.api.argument_checks import check_number, path_of, paths_of, wrong
 from firecaffe.api.compare_groups import as_dict as groups_as_dict
 from firecaffe.api.compare_groups import page, render_groups
 from firecaffe.cluster.from_script import from_script
@@ -136,7 +136,7 @@ def compare(
     Raises: RecipeError for a wrong argument; RunError for a folder that is not a finished run's.
     """
     if by not in ("run", "recipe"):
-        raise RecipeError(f"{option('by')} is {shown(by)}; it must be run or recipe")
+        raise wrong("by", shown(by), "run or recipe")
     is_grouped = by == "recipe" or bool(html)
     for word, value in (("target", target), ("band", band)):
         if value is not None and not is_grouped:

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from firecaffe.api.answer import progress
-from firecaffe.api.argument_checks import check_count, check_device, commas
+from firecaffe.api.argument_checks import check_count, check_device, commas, wrong
 from firecaffe.api.exchange_bench_report import ExchangeTimes, make_report
 from firecaffe.api.exchange_rounds import MAX_WORLD_SIZE
 from firecaffe.cluster.agree import agree, gather_json
@@ -91,10 +91,8 @@ def parse_size(name: str, typed: int | str) -> int:
     match = re.fullmatch(r"([0-9]+)([KMG]?)", str(typed))
     size = int(match[1]) * 1024 ** " KMG".index(match[2] or " ") if match else 0
     if size < BYTES_PER_ELEMENT or size % BYTES_PER_ELEMENT:
-        raise RecipeError(
-            f"{option(name)} is {typed!r}; it must be bytes, a multiple of {BYTES_PER_ELEMENT} "
-            "(float32), as 8, 64K, 128M or 1G (K is 1024)"
-        )
+        multiple = f"a multiple of {BYTES_PER_ELEMENT} (float32)"
+        raise wrong(name, repr(typed), f"bytes, {multiple}, as 8, 64K, 128M or 1G (K is 1024)")
     return size
 
 
@@ -103,19 +101,15 @@ def parse_link(text: str) -> float:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMG]?)", text)
     rate = float(match[1]) * 1000 ** " kMG".index(match[2] or " ") if match else 0.0
     if rate <= 0:
-        raise RecipeError(
-            f"{option('link')} is {text!r}; it must be bits per second, as 200M or 2.5G (k is 1000)"
-        )
+        raise wrong("link", repr(text), "bits per second, as 200M or 2.5G (k is 1000)")
     return rate
 
 
 def sizes(least_bytes: int, most_bytes: int, factor: int) -> tuple[int, ...]:
     """Return sizes from the least to at most the most, growing by `factor`. Raises RecipeError."""
     if most_bytes < least_bytes:
-        raise RecipeError(
-            f"{option('maxbytes')} is {most_bytes}; it must be at least {option('minbytes')}, "
-            f"which is {least_bytes}"
-        )
+        right = f"at least {option('minbytes')}, which is {least_bytes}"
+        raise wrong("maxbytes", most_bytes, right)
     check_count("stepfactor", factor, 2)
     grown = [least_bytes]
     while grown[-1] * factor <= most_bytes:
@@ -165,15 +159,11 @@ def bench_exchange(
 
     Raises: RecipeError for a wrong argument; NotIdenticalError if a sum is wrong.
     """
-    check_count("iters", iters, 1)
-    if iters > MAX_REPETITIONS:
-        raise RecipeError(f"{option('iters')} is {iters}; it must be 1 to {MAX_REPETITIONS:,}")
+    check_count("iters", iters, 1, MAX_REPETITIONS)
     check_device(device)
     check_count("master_port", master_port, 0)
     if not isinstance(shared_memory, bool):
-        raise RecipeError(
-            f"{option('shared_memory')} is {shown(shared_memory)}; it must be True or False"
-        )
+        raise wrong("shared_memory", shown(shared_memory), "True or False")
     least, most = parse_size("minbytes", minbytes), parse_size("maxbytes", maxbytes)
     plan = BenchPlan(
         parse_exchanges(commas("exchanges", exchanges)),

@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 
 from firecaffe.api.answer import Answer
-from firecaffe.api.argument_checks import check_number, path_of
+from firecaffe.api.argument_checks import check_number, path_of, wrong
 from firecaffe.api.recipe_argument import parse_input
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.process_settings import compute_threads
@@ -21,7 +21,7 @@ from firecaffe.data.pack_images import verify as verify_shards
 from firecaffe.data.pack_sources import open_source, with_test_part
 from firecaffe.data.packed import PackedPart, PackedSet, read_list
 from firecaffe.data.shard_files import open_files
-from firecaffe.errors import RecipeError, RunError
+from firecaffe.errors import RunError
 from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.recipe import (
     NET,
@@ -146,21 +146,15 @@ def pack(
     limits = {"resize": isqrt(MAX_PIXELS), "quality": 100, "threads": MAX_THREADS}
     for word, given in {"resize": resize, "quality": quality, "threads": threads}.items():
         if type(given) is not int or not 0 <= given <= limits[word]:
-            raise RecipeError(
-                f"{option(word)} is {shown(given)}; it must be 1 to {limits[word]}, or 0"
-            )
+            raise wrong(word, shown(given), f"1 to {limits[word]}, or 0")
     if channel_order not in (None, "bgr", "rgb"):
-        raise RecipeError(
-            f"{option('channel_order')} is {shown(channel_order)}; it must be bgr or rgb"
-        )
+        raise wrong("channel_order", shown(channel_order), "bgr or rgb")
     packing = PackOptions(resize, quality, raw, _bytes(shard_size))
     path, folder = path_of("source", source).expanduser(), path_of("dest", dest).expanduser()
     if hold_out is not None:
         check_number("hold_out", hold_out)
         if not 0 <= hold_out < 1:
-            raise RecipeError(
-                f"{option('hold_out')} is {hold_out:g}; it must be a share, from 0 up to 1, as 0.1"
-            )
+            raise wrong("hold_out", f"{hold_out:g}", "a share, from 0 up to 1, as 0.1")
     opened, said = with_test_part(open_source(path, channel_order), hold_out)
     total = sum(len(part) for part in opened.parts.values())
     with compute_threads(1):  # the packing threads share the cores
@@ -181,7 +175,7 @@ def _bytes(typed: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)B?", str(typed).strip(), re.IGNORECASE)
     size = int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if size < 1:
-        raise RecipeError(f"{option('shard_size')} is {typed!r}; it must be as 256MB or 1GB")
+        raise wrong("shard_size", repr(typed), "as 256MB or 1GB")
     return size
 
 

@@ -11,7 +11,7 @@ import torch
 from rich.console import RenderableType
 
 from firecaffe.api.answer import Answer, cluster_to_write, numbers_table, write_cluster
-from firecaffe.api.argument_checks import check_count, check_number, path_of
+from firecaffe.api.argument_checks import check_count, check_number, path_of, wrong
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.process_settings import compute_threads, keep_freed_memory
 from firecaffe.data.config import DataConfig
@@ -21,7 +21,7 @@ from firecaffe.data.pack_sources import open_source
 from firecaffe.data.packed import LIST, PackedPart, read_list
 from firecaffe.data.shard_files import is_remote, open_files
 from firecaffe.data.sources import check_words
-from firecaffe.errors import DataError, RecipeError
+from firecaffe.errors import DataError
 from firecaffe.measure.input import (
     InputStage,
     StoredImages,
@@ -108,9 +108,7 @@ def bench_data(
         check_count(name, value, 1)
     check_count("threads", threads, 0)
     if crop > resize:
-        raise RecipeError(
-            f"{option('crop')} is {crop}; it must be at most {option('resize')}, which is {resize}"
-        )
+        raise wrong("crop", crop, f"at most {option('resize')}, which is {resize}")
     config = DataConfig(
         "own",
         resize=resize,
@@ -124,7 +122,7 @@ def bench_data(
     check_words(config)
     check_number("model_rate", model_rate)
     if model_rate < 0:
-        raise RecipeError(f"{option('model_rate')} is {model_rate:g}; it must be images per second")
+        raise wrong("model_rate", f"{model_rate:g}", "images per second")
     extended = cluster_to_write(write, overwrite, cluster)
     place = str(path_of("path", path))
     keep_freed_memory()  # as in a training

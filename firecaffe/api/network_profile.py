@@ -99,9 +99,7 @@ def profile(
 
     Raises: RecipeError; CheckpointError for a damaged file.
     """
-    check_count("batch_size", batch_size, 1)
-    if batch_size > MAX_IMAGES:
-        raise RecipeError(f"{option('batch_size')} is {batch_size}; it must be 1 to {MAX_IMAGES:,}")
+    check_count("batch_size", batch_size, 1, MAX_IMAGES)
     count = _workers(workers, parallel)
     config, shape = network_of(str(model) if isinstance(model, Path) else model, args or {}, input)
     path, transfer, num_classes = Path(model), None, None
@@ -165,9 +163,7 @@ def _workers(workers: int | None, parallel: bool) -> int:
             f"{option('workers')} says over how many {option('parallel')} counts; give both, or "
             "neither"
         )
-    check_count("workers", workers, 1)
-    if workers > MAX_WORKERS:
-        raise RecipeError(f"{option('workers')} is {workers}; it must be 1 to {MAX_WORKERS:,}")
+    check_count("workers", workers, 1, MAX_WORKERS)
     return workers
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.api.answer import DEFAULT_CLUSTER
-from firecaffe.api.argument_checks import check_count, commas, filled, refuse_beside
+from firecaffe.api.argument_checks import check_count, commas, filled, refuse_beside, wrong
 from firecaffe.api.plan_layouts import recipe_layout
 from firecaffe.api.recipe_argument import network_of, recipe_of
 from firecaffe.errors import RecipeError
@@ -152,11 +152,10 @@ def workers_of(given: int | str | Sequence[int] | None) -> list[int]:
     try:
         workers = sorted({int(word) for word in typed.split(",")})
     except ValueError:
-        raise RecipeError(
-            f"{option('workers')} is {typed!r}; it must be numbers with commas between, as 1,2,4"
-        ) from None
+        right = "numbers with commas between, as 1,2,4"
+        raise wrong("workers", repr(typed), right) from None
     if workers[-1] > MAX_WORKERS:
-        raise RecipeError(f"{option('workers')} is {workers[-1]}; it must be at most {MAX_WORKERS}")
+        raise wrong("workers", workers[-1], f"at most {MAX_WORKERS}")
     return workers
 
 
@@ -169,7 +168,7 @@ def clusters_of(
     """Return the clusters, the slowest link of a device first. Raises: RecipeError."""
     check_count("per_node", per_node, 1)
     if per_node > MAX_PER_NODE:
-        raise RecipeError(f"{option('per_node')} is {per_node}; it must be at most {MAX_PER_NODE}")
+        raise wrong("per_node", per_node, f"at most {MAX_PER_NODE}")
     if not device:
         refuse_beside("a cluster", links=links, per_node=per_node > 1)
         typed = commas("cluster", cluster)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from firecaffe.api.answer import load_figure, numbers_table, time_text, write_picture
-from firecaffe.api.argument_checks import check_number
+from firecaffe.api.argument_checks import check_number, wrong
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster, crowding
@@ -296,10 +296,8 @@ def parse_epochs(given: str | Mapping[int, float], noise_scale: float | None) ->
     if noise_scale is not None:
         check_number("noise_scale", noise_scale)
         if not MIN_SCALE <= noise_scale <= MAX_SAMPLES:
-            raise RecipeError(
-                f"{option('noise_scale')} is {noise_scale:g}; it must be samples, from "
-                f"{MIN_SCALE:g} to {MAX_SAMPLES:g}"
-            )
+            right = f"samples, from {MIN_SCALE:g} to {MAX_SAMPLES:g}"
+            raise wrong("noise_scale", f"{noise_scale:g}", right)
         if not given:
             raise RecipeError(
                 f"{option('noise_scale')} goes with {option('epochs')}, at least one batch's"
@@ -312,14 +310,12 @@ def parse_epochs(given: str | Mapping[int, float], noise_scale: float | None) ->
         texts = str(given).split(",")
     pairs = [PAIR.fullmatch(text) for text in texts]
     if None in pairs:
+        right = "batches and their epochs to your target accuracy, as 128=30,1024=36"
+        raise wrong("epochs", shown(given), right)
+    beyond = next((pair for pair in pairs if pair and not _is_bounded(pair)), None)
+    if beyond is not None:
         raise RecipeError(
-            f"{option('epochs')} is {shown(given)}; it must be batches and their epochs to your "
-            "target accuracy, as 128=30,1024=36"
-        )
-    wrong = next((pair for pair in pairs if pair and not _is_bounded(pair)), None)
-    if wrong is not None:
-        raise RecipeError(
-            f"{option('epochs')} has {shown(wrong[0])}; batches must be 1 to {MAX_BATCH:,}, and "
+            f"{option('epochs')} has {shown(beyond[0])}; batches must be 1 to {MAX_BATCH:,}, and "
             f"epochs {MIN_EPOCHS:g} to {MAX_EPOCHS:,}"
         )
     points = tuple(BatchPoint(int(pair[1]), float(pair[2])) for pair in pairs if pair)

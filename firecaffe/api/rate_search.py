@@ -11,12 +11,18 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from firecaffe.api.answer import PLAIN, Answer, check_target, numbers_table
-from firecaffe.api.argument_checks import check_count, check_number, commas, path_of, paths_of
+from firecaffe.api.argument_checks import (
+    check_count,
+    check_number,
+    commas,
+    path_of,
+    paths_of,
+    wrong,
+)
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.data import check_data
 from firecaffe.data.decode import cores
-from firecaffe.errors import RecipeError
 from firecaffe.files import finite, write_atomically
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
@@ -114,13 +120,10 @@ def tune(
     check_count("nproc_per_node", nproc_per_node, 1)
     check_count("side_by_side", side_by_side, 0)
     if seeds > MAX_TRAININGS:
-        raise RecipeError(f"{option('seeds')} is {seeds}; it must be at most {MAX_TRAININGS:,}")
+        raise wrong("seeds", seeds, f"at most {MAX_TRAININGS:,}")
     check_number("budget", budget)
     if not 0 < budget <= MAX_TRAININGS:
-        raise RecipeError(
-            f"{option('budget')} is {budget:g}; it must be more than 0 and at most "
-            f"{MAX_TRAININGS:,}"
-        )
+        raise wrong("budget", f"{budget:g}", f"more than 0 and at most {MAX_TRAININGS:,}")
     own = "recipe" if isinstance(recipe, Recipe) else Path(recipe).stem
     stem = f"{name or own}_b{global_batch_size}"
     folder = path_of("out", out or f"runs/tune-{stem}")
@@ -154,11 +157,11 @@ def _band(band: float | None, recipe: Recipe) -> float | None:
         return None
     check_number("band", band)
     if band < 0:
-        raise RecipeError(f"{option('band')} is {band:g}; it must be at least 0")
+        raise wrong("band", f"{band:g}", "at least 0")
     data = check_data(recipe.data)
     measure = task_for(recipe, None, None, data.train).measure
     if measure.is_share and band > 100:
-        raise RecipeError(f"{option('band')} is {band:g}; it must be at most 100")
+        raise wrong("band", f"{band:g}", "at most 100")
     return band / measure.scale
 
 

@@ -14,7 +14,7 @@ import torch
 from rich.console import RenderableType
 
 from firecaffe.api.answer import Answer, cluster_to_write, numbers_table, write_cluster
-from firecaffe.api.argument_checks import check_number, commas, refuse_beside
+from firecaffe.api.argument_checks import check_number, commas, refuse_beside, wrong
 from firecaffe.api.recipe_argument import network_of, recipe_for, recipe_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
@@ -129,7 +129,7 @@ def bench_step(
     _check_memory(checked, max(numbers))
     check_number("seconds", seconds)
     if not 0 <= seconds <= MAX_SECONDS:
-        raise RecipeError(f"{option('seconds')} is {seconds:g}; it must be 0 to {MAX_SECONDS}")
+        raise wrong("seconds", f"{seconds:g}", f"0 to {MAX_SECONDS}")
     extended = cluster_to_write(write, overwrite, cluster)
     with join(checked.train.device) as world:
         steps = [_time(checked, world, size, seconds) for size in numbers]
@@ -151,7 +151,7 @@ def _sizes(typed: str) -> list[int]:
     except ValueError:
         sizes = [0]
     if sizes[0] < 1:
-        raise RecipeError(f"{option('sizes')} is {typed!r}; it must be numbers from 1, as 1,2,4")
+        raise wrong("sizes", repr(typed), "numbers from 1, as 1,2,4")
     return sizes
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.api.answer import Answer
-from firecaffe.api.argument_checks import check_count, commas, path_of, refuse_beside
+from firecaffe.api.argument_checks import check_count, commas, path_of, refuse_beside, wrong
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.api.run_argument import folder_of, open_run
 from firecaffe.api.twins import Twin, by_workers, check_twins, folder_of_twins, train_twin
@@ -186,7 +186,7 @@ def verify(
     """
     check_count("steps", steps, 1)
     if steps > MAX_STEPS:
-        raise RecipeError(f"{option('steps')} is {steps}; it must be at most {MAX_STEPS:,}")
+        raise wrong("steps", steps, f"at most {MAX_STEPS:,}")
     if isinstance(recipe, str | Path) and Path(recipe).is_dir():
         if nproc_per_node is not None:
             raise RecipeError(
