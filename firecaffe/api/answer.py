@@ -138,9 +138,12 @@ def check_target(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...
         raise RunError(f"{word} {name}: cannot be written ({why}); name another file") from error
 
 
-def write_cluster(path: Path, cluster: "Cluster") -> None:
-    """Write a cluster file, made from measurements, for `firecaffe plan`."""
-    write_atomically(path, tomli_w.dumps(as_table(cluster)))
+def write_cluster(write: str | Path, cluster: "Cluster") -> str:
+    """Write a file for `firecaffe plan`; the cluster gets its name. Return a line that says so."""
+    path = Path(write)
+    named = dataclasses.replace(cluster, name=path.stem)
+    write_atomically(path, tomli_w.dumps(as_table(named)))
+    return f"wrote {write}"
 
 
 def check_cluster_file(write: str | Path, overwrite: bool) -> None:

@@ -199,7 +199,7 @@ class Checked(Answer):
         return {**record, "findings": self.findings, "inventory": self.inventory}
 
     def _parts(self) -> Iterator[RenderableType]:
-        yield from _parts(self.measured)
+        yield from _shown(self.measured)
         yield from self.findings or ["nothing stands out"]
         yield from self.lines
 
@@ -280,13 +280,12 @@ def _answer(result: Look | None, recipe: CheckedRecipe | None, write: str | Path
     if recipe is not None and not recipe.parallel.is_whole:
         lines.append(LEFT_OUT)
     if write:
-        path = Path(write)
-        write_cluster(path, cluster_of(result.measured, recipe, path.stem))
-        lines.append(f"wrote {write}; plan with it: firecaffe plan … --cluster {write}")
+        said = write_cluster(write, cluster_of(result.measured, recipe, Path(write).stem))
+        lines.append(f"{said}; plan with it: firecaffe plan … --cluster {write}")
     return Checked(result.measured, result.inventory, lines)
 
 
-def _parts(measured: MeasuredCluster) -> Iterator[RenderableType]:
+def _shown(measured: MeasuredCluster) -> Iterator[RenderableType]:
     table = numbers_table(*HEADERS)
     for rank in measured.ranks:
         table.add_row(

@@ -130,10 +130,8 @@ def bench_data(
         rates = _measure(str(path) if is_remote(str(path)) else place, config, images)
     lines = []
     if extended is not None:
-        to = Path(write)
-        storage = storage_of(rates)
-        write_cluster(to, dataclasses.replace(extended, name=to.stem, storage=storage))
-        lines.append(f"wrote {write}")
+        extended = dataclasses.replace(extended, storage=storage_of(rates))
+        lines.append(write_cluster(write, extended))
     return dataclasses.replace(rates, advice=advice(rates, model_rate), lines=lines)
 
 

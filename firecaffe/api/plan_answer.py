@@ -285,7 +285,7 @@ def plan(
         for key, of in trainings.items()
     ]
     if write:
-        write_cluster(Path(write), replace(clusters[0], name=Path(write).stem))
+        write_cluster(write, clusters[0])
     if plot:
         draw_plot(Path(plot), [(f"{p.name} on {p.cluster.name}", p.rows) for p in plans])
     if html:

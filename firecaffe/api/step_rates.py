@@ -136,12 +136,11 @@ def bench_step(
         layers = [by_layer_type(checked, world.device, size) for size in numbers]
     lines = []
     if extended is not None:
-        path = Path(write)
         measured = calibrated(extended, checked, steps)
         # Workers of a CPU share its cores.
         shared = measured.cores_per_node if world.device.type == "cuda" else cores()
-        write_cluster(path, dataclasses.replace(measured, name=path.stem, cores_per_node=shared))
-        lines.append(f"wrote {write}")
+        measured = dataclasses.replace(measured, cores_per_node=shared)
+        lines.append(write_cluster(write, measured))
     return StepRates(checked.model.label, steps, layers, lines)
 
 
