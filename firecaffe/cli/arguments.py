@@ -269,6 +269,14 @@ class Parser(ArgumentParser):
             [_toml_as_json(argument, lists) for argument in line.arguments], **more
         )
 
+    def only(self, what: str, typed: Sequence[str], hint: str = "") -> str:
+        """Return the one argument that was typed. Raises RecipeError for none, or several."""
+        if len(typed) != 1:
+            given = " and ".join(typed) or "none"
+            line = f"{self.command} takes one {what}, found {given}{hint}"
+            raise RecipeError(f"{line}; usage: {self.usage}")
+        return typed[0]
+
     def arguments(self, options: Namespace) -> dict[str, Any]:
         """Return the values of the command's own options: the arguments of its function."""
         return {own.dest: options[own.dest] for own in self.own if own.dest not in NOT_ARGUMENTS}
@@ -329,24 +337,19 @@ def _toml_as_json(argument: str, lists: Collection[str]) -> str:
 def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:
     """Shorten a message of jsonargparse; `named` maps option names to their spellings."""
     line = re.sub(r"<class '(\w+)'>", r"\1", " ".join(message.split()))
-    wrong = re.match(r'Parser key "([\w.]+)": (.*)', line)
-    if wrong:
+    if wrong := re.match(r'Parser key "([\w.]+)": (.*)', line):
         line = f"{wrong[1]}: {wrong[2]}"
-    section = re.match(r"(\w+): Unable to load config '(.*?)'", line)
-    if section:
+    if section := re.match(r"(\w+): Unable to load config '(.*?)'", line):
         return f"{section[1]} is {section[2]!r}; it is a section: --{section[1]}.WORD VALUE"
-    choice = re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", line)
-    if choice:
+    if choice := re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", line):
         known = [name.strip(" '") for name in choice[3].split(",")]
         meant = did_you_mean(choice[2], known)
         return f"{choice[1]} is {choice[2]!r}; it must be one of {', '.join(known)}{meant}"
-    value = re.match(r"([\w.]+): Expected a (.*?)\. Got value: (.*)", line)
-    if value:
+    if value := re.match(r"([\w.]+): Expected a (.*?)\. Got value: (.*)", line):
         word = max(named.get(value[1], [value[1]]), key=len)
         kind = re.sub(r"typing\.Literal\[(.*)\]", r"one of \1", value[2])
         return f"{word} is {value[3]}; it must be {KINDS.get(value[2], kind)}"
-    unknown = re.match(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line)
-    if unknown:
+    if unknown := re.match(r"Group '([\w.]+)' does not accept option '([\w.]+)'", line):
         field = f"{unknown[1]}.{unknown[2]}"
         line = (
             f"{field}: there is no such word in a recipe{suggest_setting(field, _recipe_fields())}"

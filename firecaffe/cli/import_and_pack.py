@@ -205,11 +205,8 @@ def main_import(argv: list[str]) -> None:
 
     parser = make_parser_import()
     options = parser.parse_args(argv)
-    if len(options.paths) != 1:
-        paths = " and ".join(options.paths) or "none"
-        raise RecipeError(f"import takes one file, found {paths}; usage: {parser.usage}")
     given = parser.arguments(options)
-    imported = import_caffe(*given.pop("paths"), **given)
+    imported = import_caffe(parser.only("file", given.pop("paths")), **given)
     show(imported)
     if left := imported.report.left_out:
         raise LeftOutError(

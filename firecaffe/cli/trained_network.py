@@ -3,7 +3,7 @@
 import sys
 
 from firecaffe.cli.arguments import Parser, check_launched, show
-from firecaffe.errors import DataError, RecipeError
+from firecaffe.errors import DataError
 from firecaffe.output import harmless
 
 EVALUATE_NOTES = (
@@ -174,7 +174,5 @@ def main_unpack(argv: list[str]) -> None:
 
     parser = make_parser_unpack()
     options = parser.parse_args(argv)
-    if len(options.paths) != 1:
-        given = " and ".join(options.paths) or "none"
-        raise RecipeError(f"unpack takes one file, found {given}; usage: {parser.usage}")
-    show(unpack(options.paths[0], to=options.to, overwrite=options.overwrite))
+    file = parser.only("file", options.paths)
+    show(unpack(file, to=options.to, overwrite=options.overwrite))

@@ -22,13 +22,8 @@ from firecaffe.recipe.sections import Recipe, recipe_path
 def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namespace]:
     """Read `RECIPE.toml [options]`; set `options.recipe` to its path. Raises RecipeError."""
     line = parser.read(argv)
-    if len(line.positionals) != 1:
-        given = " and ".join(line.positionals) or "none"
-        own = "" if line.positionals else _own_recipe(line.options)
-        raise RecipeError(
-            f"{parser.command} takes one recipe, found {given}{own}; usage: {parser.usage}"
-        )
-    path = recipe_path(line.positionals[0])
+    own = "" if line.positionals else _own_recipe(line.options)
+    path = recipe_path(parser.only("recipe", line.positionals, own))
     sections = read_sections(path)
     parser.add_recipe()
     options = parser.parse_args(["--recipe", str(path), *line.options])

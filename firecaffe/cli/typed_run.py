@@ -11,7 +11,6 @@ from jsonargparse import Namespace
 from firecaffe.api.run_argument import TRAINED, USED, folder_of
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.typed_recipe import parse_recipe
-from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.recipe.identity import flatten, to_toml
 from firecaffe.recipe.recorded_recipe import RECIPE
@@ -42,10 +41,10 @@ def parse_run(
     trained = [word for word in flatten(Recipe()) if not word.startswith(USED)]
     parser.instead = dict.fromkeys(trained, TRAINED + instead) | parser.instead
     line = parser.read(argv)
-    if not line.positionals or (len(line.positionals) > 1 and not takes_files):
-        given = " and ".join(line.positionals) or "none"
-        raise RecipeError(f"{parser.command} takes one run, found {given}; usage: {parser.usage}")
-    where, others = Path(line.positionals[0]), line.positionals[1:]
+    runs, others = line.positionals, list[str]()
+    if takes_files:
+        runs, others = runs[:1], runs[1:]
+    where = Path(parser.only("run", runs))
     if is_coded(where):
         own, _ = described(where, line.words)
         with TemporaryDirectory() as folder:
