@@ -7,26 +7,14 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from statistics import median
+from statistics import median, median_high
 from typing import Any
 
 import torch
 from rich.console import RenderableType
 
-from firecaffe.api.answer import (
-    Answer,
-    check_cluster_file,
-    numbers_table,
-    progress,
-    write_cluster,
-)
-from firecaffe.api.argument_checks import (
-    check_count,
-    check_device,
-    path_of,
-    refuse_beside,
-    wrong,
-)
+from firecaffe.api.answer import Answer, check_cluster_file, numbers_table, progress, write_cluster
+from firecaffe.api.argument_checks import check_count, check_device, path_of, refuse_beside, wrong
 from firecaffe.api.recipe_argument import network_of, recipe_for, recipe_of
 from firecaffe.cluster.agree import agree, gather_as, gather_text
 from firecaffe.cluster.from_script import from_script
@@ -72,19 +60,16 @@ class Look:
 
 def look(recipe: CheckedRecipe | None, device: str, folder: str) -> Look:
     """Measure this rank, its links and its steps; all ranks call it."""
-    of_recipe = (1, device) if recipe is None else (recipe.train.threads, recipe.train.device)
-    with compute_threads(of_recipe[0]), join(of_recipe[1]) as world:
+    threads, on = (1, device) if recipe is None else (recipe.train.threads, recipe.train.device)
+    with compute_threads(threads), join(on) as world:
         agree(world, {"check options": json.dumps([device, folder])})
         say = progress("checking", world.is_first)
         measured = _look(world, recipe, Path(folder), say)
-        inventory = None
-        if recipe is not None and world.is_first:
-            say("the network")
-            inventory = inventory_of(recipe, world.device)
-        is_first = world.is_first
-    if inventory is None:
-        return Look(measured, None, (), is_first)
-    return Look(measured, dict(inventory.row), tuple(inventory.lines), is_first)
+        if recipe is None or not world.is_first:
+            return Look(measured, None, (), world.is_first)
+        say("the network")
+        inventory = inventory_of(recipe, world.device)
+        return Look(measured, dict(inventory.row), tuple(inventory.lines), is_first=True)
 
 
 def _look(
@@ -286,7 +271,10 @@ def _answer(result: Look | None, recipe: CheckedRecipe | None, write: str | Path
 
 
 def _shown(measured: MeasuredCluster) -> Iterator[RenderableType]:
-    table = numbers_table(*HEADERS)
+    table = numbers_table(
+        *("rank", "host", "clock, ms", "free GB", "disk GB"),
+        *("GFLOP/s", "copy GB/s", "write MB/s", "read MB/s"),
+    )
     for rank in measured.ranks:
         table.add_row(
             str(rank.rank),
@@ -294,8 +282,8 @@ def _shown(measured: MeasuredCluster) -> Iterator[RenderableType]:
             f"{rank.clock_s * 1e3:+.1f} ± {rank.clock_error_s * 1e3:.1f}",
             f"{rank.free_memory_bytes / 1e9:.1f}",
             f"{rank.free_disk_bytes / 1e9:.1f}",
-            f"{_middle(rank.matrix_flops) / 1e9:,.4g}",
-            f"{_middle(rank.copy_bytes_per_s) / 1e9:.3g}",
+            f"{median_high(rank.matrix_flops) / 1e9:,.4g}",
+            f"{median_high(rank.copy_bytes_per_s) / 1e9:.3g}",
             f"{rank.file_write_bytes_per_s / 1e6:,.0f}",
             f"{rank.file_read_bytes_per_s / 1e6:,.0f}",
         )
@@ -315,20 +303,3 @@ def _shown(measured: MeasuredCluster) -> Iterator[RenderableType]:
         yield f"exchange {name}: {shown}"
     if measured.slowdown:
         yield f"beside an exchange, computing takes {measured.slowdown:.0%} longer"
-
-
-HEADERS = (
-    "rank",
-    "host",
-    "clock, ms",
-    "free GB",
-    "disk GB",
-    "GFLOP/s",
-    "copy GB/s",
-    "write MB/s",
-    "read MB/s",
-)
-
-
-def _middle(samples: Sequence[float]) -> float:
-    return sorted(samples)[len(samples) // 2]

@@ -1,6 +1,5 @@
 """`firecaffe compare --by recipe` and `--html`: groups over seeds, as in FireCaffe's table 2."""
 
-import dataclasses
 import io
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from firecaffe.api.answer import PLAIN, disable_math_text, load_figure, numbers_table
-from firecaffe.files import finite
 from firecaffe.resume_advice import option
 from firecaffe.runs.checklist import Item
 from firecaffe.runs.curves import Curves, Point, curves_of
@@ -63,14 +61,6 @@ def _bytes(count: float | None) -> str:
 
 def _others(first: GroupRow) -> list[str]:
     return list(first.others)[:MAX_OTHERS]
-
-
-def as_dict(rows: Sequence[GroupRow], items: Sequence[Item]) -> dict[str, Any]:
-    """Return groups with None for infinities, which an interval of a single run has."""
-    return {
-        "groups": [finite(dataclasses.asdict(row)) for row in rows],
-        "checklist": [dataclasses.asdict(item) for item in items],
-    }
 
 
 def render_groups(

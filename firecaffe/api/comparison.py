@@ -15,7 +15,6 @@ from rich.text import Text
 
 from firecaffe.api.answer import PLAIN, Answer, check_picture
 from firecaffe.api.argument_checks import check_number, path_of, paths_of, wrong
-from firecaffe.api.compare_groups import as_dict as groups_as_dict
 from firecaffe.api.compare_groups import page, render_groups
 from firecaffe.cluster.from_script import from_script
 from firecaffe.errors import RecipeError
@@ -39,13 +38,8 @@ from firecaffe.runs.seed_groups import GroupRow, differing, group_rows, group_ru
 from firecaffe.user_code import shown
 
 NUMBER_COLUMNS = (
-    "workers",
-    "global\nbatch",
-    "base\nlr",
-    "steps",
-    "samples\n/s",
-    "speedup",
-    "exposed\ncomm.",
+    *("workers", "global\nbatch", "base\nlr", "steps", "samples\n/s"),
+    *("speedup", "exposed\ncomm."),
 )
 
 MIN_WIDTH_OF_RUNS = 96
@@ -101,7 +95,9 @@ class GroupsCompared(Answer):
 
     def to_dict(self) -> dict[str, Any]:
         """Return a row for each group, and the checklist."""
-        return groups_as_dict(self.rows, self.items)
+        # An interval of a single run has infinities.
+        groups = [finite(dataclasses.asdict(row)) for row in self.rows]
+        return {"groups": groups, "checklist": [dataclasses.asdict(item) for item in self.items]}
 
     def _parts(self) -> Iterator[RenderableType]:
         yield from render_groups(self.rows, self.items, self.differing, self.target)

@@ -86,21 +86,6 @@ def bar(lost: float) -> str:
     return BARS[min(1 + int(part * (len(BARS) - 1)), len(BARS) - 1)]
 
 
-def report(record: Record) -> Iterator[RenderableType]:
-    measure = measure_of(record)
-    yield _tensors(record)
-    if record["tried"]:
-        yield _tried(record, measure)
-    for training in record["rounds"]:
-        test = measure.shown(training["test"])
-        yield f"{training['folder']}: test {measure.words} {test}"
-    yield metric_line("float network", record["float"], measure)
-    yield metric_line("decoded file", record["decoded"], measure) + f"; {loss_text(record)}"
-    times = record["seconds_over_10_mbit_per_s"]
-    yield (f"over 10 Mbit/s: {times['file']:.3g} s instead of {times['float']:.3g} s, as float32")
-    yield size_line(record)
-
-
 def _tensors(record: Record) -> Table:
     table = Table(box=SIMPLE_HEAD, show_footer=True, **PLAIN)
     rows = record["tensors"]
@@ -149,11 +134,6 @@ def _tried(record: Record, measure: Measure) -> Table:
     return table
 
 
-def measure_of(record: Record) -> Measure:
-    """Return the metric. Its direction is already in the record's losses."""
-    return Measure(record["metric"], is_share=record["is_share"])
-
-
 def metric_line(what: str, worth: Record, measure: Measure) -> str:
     line = f"{what}: test {measure.words} {measure.shown(worth['test'])}"
     if worth["held_out"] is None:
@@ -172,14 +152,6 @@ def size_line(record: Record) -> str:
     return (
         f"{record['file']}: {record['bytes']:,} bytes, {record['ratio']:.1f}x "
         f"(the whole file against 4 bytes for each of {record['weights']:,} weights)"
-    )
-
-
-def not_reached(record: Record) -> str:
-    return (
-        f"{option('target')} {record['target']}: none of "
-        f"{len(record['tried'])} sizes reaches it; the "
-        f"nearest is {size_line(record)}, {loss_text(record)}"
     )
 
 
@@ -224,7 +196,13 @@ class Compressed(Answer):
     @property
     def why_not(self) -> str:
         """The size that is nearest to the target, in words; empty if the target is reached."""
-        return "" if self.is_reached else not_reached(self.record)
+        record = self.record
+        if self.is_reached:
+            return ""
+        return (
+            f"{option('target')} {record['target']}: none of {len(record['tried'])} sizes reaches "
+            f"it; the nearest is {size_line(record)}, {loss_text(record)}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record."""
@@ -232,7 +210,20 @@ class Compressed(Answer):
         return finite_record
 
     def _parts(self) -> Iterator[RenderableType]:
-        yield from report(self.record)
+        record = self.record
+        # Its direction is already in the record's losses.
+        measure = Measure(record["metric"], is_share=record["is_share"])
+        yield _tensors(record)
+        if record["tried"]:
+            yield _tried(record, measure)
+        for training in record["rounds"]:
+            test = measure.shown(training["test"])
+            yield f"{training['folder']}: test {measure.words} {test}"
+        yield metric_line("float network", record["float"], measure)
+        yield metric_line("decoded file", record["decoded"], measure) + f"; {loss_text(record)}"
+        times = record["seconds_over_10_mbit_per_s"]
+        yield f"over 10 Mbit/s: {times['file']:.3g} s instead of {times['float']:.3g} s, as float32"
+        yield size_line(record)
 
 
 @from_script

@@ -192,8 +192,7 @@ def run_rank(plan: BenchPlan) -> ExchangeTimes | None:
         _check_hosts(plan, world)
         agree(world, {"bench options": json.dumps(asdict(plan)), "torch": torch.__version__})
         report = _measure(plan, world, progress("measuring", world.is_first))
-        is_first = world.is_first
-    return ExchangeTimes(report) if is_first else None
+        return ExchangeTimes(report) if world.is_first else None
 
 
 def _measure(plan: BenchPlan, world: World, say: Callable[[str], None]) -> dict[str, Any]:

@@ -20,18 +20,8 @@ MIN_WIDTH_OF_EXCHANGES = 140
 """Least width. A narrower terminal breaks the lines, which reads better than folded cells."""
 
 HEADERS = (
-    "size (B)",
-    "count",
-    "exchange",
-    "through",
-    "wire (B)",
-    "time (us)",
-    "min",
-    "max",
-    "algbw (GB/s)",
-    "busbw (GB/s)",
-    "/ native",
-    "of bound",
+    *("size (B)", "count", "exchange", "through", "wire (B)", "time (us)", "min", "max"),
+    *("algbw (GB/s)", "busbw (GB/s)", "/ native", "of bound"),
 )
 LEGEND = (
     "time: of the slowest rank, median of {n} in turns (min, max); algbw, busbw: as nccl-tests "
@@ -62,7 +52,33 @@ class ExchangeTimes(Answer):
         return self.report
 
     def _parts(self) -> Iterator[RenderableType]:
-        yield from _lines(self.report)
+        report = self.report
+        yield from _head(report)
+        table = Table(box=None, show_edge=False, pad_edge=False)
+        for header in HEADERS:
+            is_word = header in ("exchange", "through")
+            table.add_column(header, justify="left" if is_word else "right")
+        for row in report["results"]:
+            table.add_row(*_cells(row))
+        yield from ("", table, "")
+        checked = [row for row in report["results"] if row["tree_bits_checked"]]
+        yield LEGEND.format(
+            n=report["repetitions"],
+            bits=max((row["size_bytes"] for row in checked), default=0),
+            who=_names(checked) or "none",
+        )
+        encoded = [row for row in report["results"] if row["is_compressed"]]
+        if encoded:
+            small = [row for row in encoded if is_small(report["world_size"], row["count"])]
+            yield LEGEND_OF_ENCODED.format(
+                who=_names(encoded),
+                bits=max((row["size_bytes"] for row in small), default=0),
+            )
+        yield _auto(report)
+
+
+def _names(rows: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(dict.fromkeys(row["algorithm"] for row in rows))
 
 
 def make_report(
@@ -161,33 +177,6 @@ def _result(timing: Timing, control: Timing, link_bytes_per_s: float) -> dict[st
         "tree_bits_checked": timing.bits_checked,
         "samples_s": list(timing.samples_s),
     }
-
-
-def _lines(report: dict[str, Any]) -> Iterator[RenderableType]:
-    yield from _head(report)
-    table = Table(box=None, show_edge=False, pad_edge=False)
-    for header in HEADERS:
-        is_word = header in ("exchange", "through")
-        table.add_column(header, justify="left" if is_word else "right")
-    for row in report["results"]:
-        table.add_row(*_cells(row))
-    yield ""
-    yield table
-    yield ""
-    checked = [row for row in report["results"] if row["tree_bits_checked"]]
-    yield LEGEND.format(
-        n=report["repetitions"],
-        bits=max((row["size_bytes"] for row in checked), default=0),
-        who=", ".join(dict.fromkeys(row["algorithm"] for row in checked)) or "none",
-    )
-    encoded = [row for row in report["results"] if row["is_compressed"]]
-    if encoded:
-        small = [row for row in encoded if is_small(report["world_size"], row["count"])]
-        yield LEGEND_OF_ENCODED.format(
-            who=", ".join(dict.fromkeys(row["algorithm"] for row in encoded)),
-            bits=max((row["size_bytes"] for row in small), default=0),
-        )
-    yield _auto(report)
 
 
 def _auto(report: dict[str, Any]) -> str:

@@ -18,12 +18,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.stages import idle_share
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.recipe.refusals import is_refused
-from firecaffe.runs.explain_modes import (
-    ServedExplanation,
-    ServedRank,
-    explain_served,
-    local_lines,
-)
+from firecaffe.runs.explain_modes import ServedExplanation, explain_served, local_lines
 from firecaffe.runs.fault import NAME
 from firecaffe.runs.kineto import is_trace, read_trace
 from firecaffe.runs.noise_scale import noise_lines
@@ -58,14 +53,19 @@ from firecaffe.runs.score import (
 )
 from firecaffe.synchrony.config import LOCAL
 
-SERVED_HEADERS = ("rank", "micro-batches", "one takes", "idle", "pulled", "pushed")
-
 
 def served_table(explained: ServedExplanation) -> Table:
     """Return the table of ranks of a run with a server."""
-    table = numbers_table(*SERVED_HEADERS)
+    table = numbers_table("rank", "micro-batches", "one takes", "idle", "pulled", "pushed")
     for rank in explained.ranks:
-        table.add_row(*_served_cells(rank))
+        table.add_row(
+            str(rank.rank),
+            f"{rank.micro_batches:,}",
+            f"{rank.seconds * 1e3:,.1f} ms",
+            "-" if rank.idle is None else f"{rank.idle:.0%}",
+            _megabytes(rank.pulled_bytes),
+            _megabytes(rank.pushed_bytes),
+        )
     return table
 
 
@@ -79,17 +79,6 @@ def served_lines(explained: ServedExplanation) -> list[str]:
     if not slow and not explained.not_tested:
         slow.append("no rank is shown to be slow: none beyond the noise")
     return [step, *explained.lines, *slow, *(f"not tested: {why}" for why in explained.not_tested)]
-
-
-def _served_cells(rank: ServedRank) -> list[str]:
-    return [
-        str(rank.rank),
-        f"{rank.micro_batches:,}",
-        f"{rank.seconds * 1e3:,.1f} ms",
-        "-" if rank.idle is None else f"{rank.idle:.0%}",
-        _megabytes(rank.pulled_bytes),
-        _megabytes(rank.pushed_bytes),
-    ]
 
 
 def _megabytes(count: int | None) -> str:
@@ -178,13 +167,6 @@ def sentence(slow: Slow, own_part: str = "its own part of a step takes") -> str:
         f"({slow.factor:.2f} times; p = {slow.p_value:.2g}, n = {slow.samples})"
     )
 
-
-HEADERS = {
-    "data_s": "data",
-    "compute_s": "compute",
-    "exposed_communication_s": "waits for others",
-    "update_s": "update",
-}
 
 Scored = Score | ModeScore | ParallelScore
 
@@ -344,7 +326,8 @@ def _waits(ranks: Sequence[RankTimes]) -> list[str]:
 
 
 def _table(explanation: Explanation) -> Table:
-    table = numbers_table("rank", "steps", "step", *HEADERS.values(), "rest", no_wrap=False)
+    parts = ("data", "compute", "waits for others", "update")
+    table = numbers_table("rank", "steps", "step", *parts, "rest", no_wrap=False)
     for rank in explanation.ranks:
         shares = [f"{ms(rank.parts_s[p])} {rank.parts_s[p] / rank.step_s:4.0%}" for p in PARTS]
         table.add_row(

@@ -40,18 +40,6 @@ from firecaffe.resume_advice import option
 MAX_WAYS_WORKERS = 512
 """Most workers: the search compares every pair of them."""
 
-WAY_HEADERS = (
-    "step",
-    "samples/s",
-    "speedup",
-    "compute",
-    "between",
-    "exposed",
-    "sends",
-    "memory",
-    "widest",
-)
-
 
 def ways_of(ways: str | Sequence[str] | None) -> list[str]:
     """Return the names of ways, if any are given. Raises RecipeError for an unknown one."""
@@ -162,7 +150,11 @@ class Parallel:
         return f"{title}\n{draw(plan, self._cost(plan))}"
 
     def parts(self) -> Iterator[RenderableType]:
-        table = numbers_table("workers", "way", *WAY_HEADERS, texts=("way",))
+        table = numbers_table(
+            *("workers", "way", "step", "samples/s", "speedup", "compute"),
+            *("between", "exposed", "sends", "memory", "widest"),
+            texts=("way",),
+        )
         before = 0
         for plan in self.plans:
             if before not in (0, plan.workers):

@@ -29,9 +29,6 @@ from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 from firecaffe.user_code import shown
 from firecaffe.value_checks import count_of
 
-MODE_HEADERS = ("step", "samples/s", "gain", "staleness", "given up", "idle", "MB a step")
-
-
 MIN_SLOWED = 0.01
 """The least slow-down of backward that is reported, as a share of a step."""
 
@@ -62,7 +59,8 @@ class Modes:
 
     def parts(self) -> Iterator[RenderableType]:
         first = f"mode, on {count_of(self.row.workers, 'worker', 'workers')}"
-        table = numbers_table(first, *MODE_HEADERS, texts=(first,))
+        headers = ("step", "samples/s", "gain", "staleness", "given up", "idle", "MB a step")
+        table = numbers_table(first, *headers, texts=(first,))
         for mode in self.rows:
             table.add_row(
                 mode.words,
@@ -106,7 +104,11 @@ class Modes:
 
 def plan_table(work: Workload, cluster: Cluster, rows: Sequence[Forecast], is_long: bool) -> Table:
     """Return the three fastest exchanges and the recipe's, or with `is_long` every one."""
-    table = numbers_table("workers", "exchange", *HEADERS, texts=("exchange",))
+    table = numbers_table(
+        *("workers", "exchange", "step", "low - high", "compute", "exposed"),
+        *("data", "update", "samples/s", "speedup", "eff.", "memory"),
+        texts=("exchange",),
+    )
     for workers, own in groupby(shown_rows(work, cluster, rows, is_long), lambda row: row.workers):
         for row in own:
             way = row.exchange if row.compressor == NO_COMPRESSOR else row.compressor
@@ -157,20 +159,6 @@ def assumptions(
         )
     said += doubts_of(work, cluster.device) + contradictions(work, cluster)
     return said if modes is None else said + modes.notes
-
-
-HEADERS = (
-    "step",
-    "low - high",
-    "compute",
-    "exposed",
-    "data",
-    "update",
-    "samples/s",
-    "speedup",
-    "eff.",
-    "memory",
-)
 
 
 def _cells(row: Forecast, device_bytes: float) -> list[str]:

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import psutil
@@ -77,7 +78,7 @@ class StepRates(Answer):
                 f"{1e3 * row.micro_batch_size / row.images_per_s:.2f}",
                 f"{row.images_per_s:,.4g}",
                 f"{row.images_per_s / best:.0%}",
-                f"{1e3 * sorted(row.update_s)[len(row.update_s) // 2]:.2f}",
+                f"{1e3 * median_high(row.update_s):.2f}",
                 f"{row.memory_bytes / 1e6:,.0f}",
                 *(f"{kinds.time_s.get(name, 0.0) / whole:.0%}" for name in names),
             )
