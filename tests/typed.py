@@ -10,6 +10,7 @@ itself types `sys.executable`.
 import atexit
 import ctypes
 import gc
+import io
 import multiprocessing
 import os
 import runpy
@@ -21,6 +22,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from itertools import pairwise
 from multiprocessing import resource_tracker
 from multiprocessing.reduction import DupFd
@@ -31,6 +33,7 @@ from typing import IO, Any, NoReturn, Self
 import psutil
 import torch
 
+from firecaffe.cli import main
 from tests.world import fork_server
 
 WHOLE_END = "TESTS_WHOLE_END"
@@ -45,6 +48,30 @@ TIMEOUT_S = 900.0
 def firecaffe(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """`firecaffe WORDS…`; options: as for `python`."""
     return python("-m", "firecaffe", *words, **options)
+
+
+def in_process(*words: object) -> subprocess.CompletedProcess[str]:
+    """`firecaffe WORDS…` in this process: for commands that start none, and leave nothing in it."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main([str(word) for word in words])
+    return subprocess.CompletedProcess(
+        [str(word) for word in words], code, out.getvalue(), err.getvalue()
+    )
+
+
+def said_by(*words: object) -> str:
+    """What a command says in this process, which ends well."""
+    done = in_process(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(code: int, *words: object) -> str:
+    """What is on stderr where a command in this process ends with that exit code."""
+    done = in_process(*words)
+    assert done.returncode == code, done.stderr
+    return done.stderr
 
 
 def torchrun(ranks: int, *words: object, **options: Any) -> subprocess.CompletedProcess[str]:

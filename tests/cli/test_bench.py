@@ -1,10 +1,7 @@
 """`firecaffe bench exchange`: started both ways, what it prints, and what it refuses."""
 
-import io
 import json
 import os
-from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -14,8 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-import firecaffe
-from firecaffe.api.answer import Answer
 from firecaffe.cli import main
 from firecaffe.errors import OwnCodeError
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, ring
@@ -114,42 +109,32 @@ def test_started_by_itself_it_prints_one_json_object() -> None:
 
 
 BENCHES = {
-    "exchange": (
-        partial(
-            firecaffe.bench_exchange,
-            nproc_per_node=3,
-            exchanges=["ring"],
-            maxbytes="1K",
-            stepfactor=128,
-            iters=2,
-        ),
-        "busbw (GB/s)",
+    "exchange(nproc_per_node=3, exchanges=['ring'], maxbytes='1K', stepfactor=128, iters=2)": (
+        "busbw (GB/s)"
     ),
-    "step": (
-        partial(firecaffe.bench_step, model="lenet", sizes=[1, 2], seconds=0, write="a.toml"),
-        "wrote a.toml",
-    ),
-    "data": (
-        partial(firecaffe.bench_data, "images", images=4, resize=8, crop=8, model_rate=10),
-        "what limits",
-    ),
+    "step(model='lenet', sizes=[1, 2], seconds=0, write='a.toml')": "wrote a.toml",
+    "data('images', images=4, resize=8, crop=8, model_rate=10)": "what limits",
 }
+SCRIPT = """
+import json, sys, torch, firecaffe
+
+torch.set_num_threads(2)
+for call, word in json.loads(sys.argv[1]).items():
+    answer = eval(f"firecaffe.bench_{call}")
+    assert word in repr(answer), call
+    assert json.loads(json.dumps(answer.to_dict())), call
+    assert torch.get_num_threads() == 2, call
+"""
 
 
-@pytest.mark.parametrize(("function", "word"), BENCHES.values(), ids=BENCHES)
-def test_a_function_measures_as_its_command(
-    function: Callable[[], Answer], word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_function_measures_as_its_command(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
     for number in range(4):
-        image = Path("images", "train", "ab"[number % 2], f"{number}.png")
+        image = tmp_path / "images" / "train" / "ab"[number % 2] / f"{number}.png"
         image.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (60 * number, 0, 0)).save(image)
-    threads = torch.get_num_threads()
-    answer = function()
-    assert word in repr(answer)
-    assert json.loads(json.dumps(answer.to_dict()))
-    assert torch.get_num_threads() == threads
+    done = typed.python("script.py", json.dumps(BENCHES), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def forgetful_ring(world_size: int, num_elements: int) -> Schedule:
@@ -160,16 +145,11 @@ def forgetful_ring(world_size: int, num_elements: int) -> Schedule:
 
 def bench(*argv: str) -> tuple[int, str, str]:
     """The command as a rank that a launcher such as torchrun has started."""
-    out, errors = io.StringIO(), io.StringIO()
     short = partial(measure_link, least_stream_s=0.001)
-    with (
-        redirect_stdout(out),
-        redirect_stderr(errors),
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("firecaffe.api.exchange_bench.measure_link", short)
-        code = main(["bench", "exchange", *argv])
-    return code, out.getvalue(), errors.getvalue()
+        done = typed.in_process("bench", "exchange", *argv)
+    return done.returncode, done.stdout, done.stderr
 
 
 def bench_with_a_broken_ring(*argv: str) -> tuple[int, str, str]:
@@ -272,6 +252,8 @@ REFUSED = {
     "empty rate": (["exchange", "--link", ""], 2, ["--link is empty; give it a value"]),
     "device": (["exchange", "--device", "tpu"], 2, ["--device is 'tpu'", "auto, cpu, cuda"]),
     "one rank": (["exchange", "--nproc-per-node", "1"], 2, ["--nproc-per-node is 1", "at least 2"]),
+    "no GPU": (["exchange", "--device", "cuda"], 2, ["--device is cuda"]),
+    "many ranks": (["exchange", "--nproc-per-node", "1025"], 2, ["1025; it must be at most 1024"]),
     "no rank": (["exchange", "--nproc-per-node", "0"], 2, ["--nproc-per-node is 0", "at least 2"]),
     "memory": (
         ["exchange", "-e", "8192G", "--device", "cpu"],
@@ -297,6 +279,7 @@ def test_refuses_in_one_line_before_any_rank_is_started(
         raise AssertionError("ranks were started")
 
     monkeypatch.setattr("firecaffe.cluster.agent.FaultAgent.run", refuse)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["bench", *argv]) == code
     captured = capsys.readouterr()
     assert captured.out == ""

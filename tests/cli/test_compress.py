@@ -10,7 +10,6 @@ import firecaffe.cli
 from firecaffe.compression import fcz
 from firecaffe.recipe.recorded_recipe import recipe_of
 from tests import typed
-from tests.cli.mistakes.line import error_of
 
 RECIPE = """
 [model]
@@ -284,8 +283,8 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     Path("again.toml").write_text('[[rounds]]\nname = "again"\n')
     Path("result.json").write_text("{}")  # as in a run's folder
     out = [] if "--out" in words else ["--out", "net.fcz"]
-    ended, line = error_of(capsys, ["compress", str(run), *out, *words])
-    assert ended == code
+    line = typed.refused(code, "compress", run, *out, *words)
+    assert line.count("\n") == 1
     assert message in line
     assert not list(tmp_path.glob("*-rounds"))
 
@@ -307,6 +306,4 @@ def test_a_run_that_has_not_finished_or_holds_nothing_out(
         ([whole, "--target", "40x"], 2, "--target 40x chooses by held-out training samples, and"),
     ):
         out = ["--out", str(tmp_path / "net.fcz")]
-        ended, line = error_of(capsys, ["compress", *map(str, words), *out])
-        assert ended == code
-        assert part in line
+        assert part in typed.refused(code, "compress", *words, *out)

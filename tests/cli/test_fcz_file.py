@@ -22,8 +22,9 @@ from firecaffe.training.export_file import FORMATS
 from firecaffe.training.fcz_description import describe, described, tensors_of
 from firecaffe.training.given_parts import NOTHING
 from firecaffe.training.load import load_run
-from tests.cli.test_trained_network import NETWORK, shown
+from tests.cli.test_trained_network import NETWORK
 from tests.ranks.networks import Everything
+from tests.typed import refused, said_by
 
 
 @pytest.fixture(scope="module")
@@ -46,34 +47,26 @@ def file(run: Path) -> Path:
     return path
 
 
-def test_a_file_is_evaluated_as_its_run(
-    run: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    of_run, of_file = (
-        json.loads(shown(capsys, "evaluate", each, "--json")) for each in (run, file)
-    )
+def test_a_file_is_evaluated_as_its_run(run: Path, file: Path) -> None:
+    of_run, of_file = (json.loads(said_by("evaluate", each, "--json")) for each in (run, file))
     assert of_file["step"] is None
     assert {**of_run, "run": "", "step": 0} == {**of_file, "run": "", "step": 0}
-    assert "net.fcz  test: top-1" in shown(capsys, "evaluate", file)
+    assert "net.fcz  test: top-1" in said_by("evaluate", file)
 
 
-def test_a_file_is_asked_for_predictions(
-    run: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    of_run, of_file = (shown(capsys, "predict", each, "--csv", "-") for each in (run, file))
+def test_a_file_is_asked_for_predictions(run: Path, file: Path) -> None:
+    of_run, of_file = (said_by("predict", each, "--csv", "-") for each in (run, file))
     assert of_run == of_file
 
 
-def test_a_file_says_how_long_it_takes_over_a_link(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_says_how_long_it_takes_over_a_link(file: Path) -> None:
     weights = 431_080
-    profile = json.loads(shown(capsys, "profile", file, "--json"))
+    profile = json.loads(said_by("profile", file, "--json"))
     assert profile["parameters"] == weights
     assert profile["input_CHW"] == [1, 28, 28]
     (plan,) = json.loads(
-        shown(
-            *(capsys, "plan", "--model", "lenet", "--workers", "1", "--json"),
+        said_by(
+            *("plan", "--model", "lenet", "--workers", "1", "--json"),
             *("--cluster", "ethernet-1g", "--fcz", file),
         )
     )
@@ -84,19 +77,18 @@ def test_a_file_says_how_long_it_takes_over_a_link(
         times = found["seconds"]["10 Mbit/s"]
         assert times == pytest.approx({"file": 8 * size / 1e7, "float": 32 * weights / 1e7})
     assert plan["transfer"]["seconds"].keys() != profile["transfer"]["seconds"].keys()
-    assert f"over 10 Mbit/s: {8 * size / 1e7:.3g} s" in shown(capsys, "profile", file)
-    assert main(["plan", "--model", "lenet", "--fcz", str(file.with_name("recipe.toml"))]) == 4
-    assert "no .fcz file" in capsys.readouterr().err
+    assert f"over 10 Mbit/s: {8 * size / 1e7:.3g} s" in said_by("profile", file)
+    assert "no .fcz file" in refused(
+        4, "plan", "--model", "lenet", "--fcz", str(file.with_name("recipe.toml"))
+    )
 
 
-def test_a_file_is_exported_and_unpacked_beside_it(
-    run: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = shown(capsys, "export", file, "--to", "safetensors")
+def test_a_file_is_exported_and_unpacked_beside_it(run: Path, file: Path) -> None:
+    text = said_by("export", file, "--to", "safetensors")
     assert "net.safetensors: weights of" in text
     exported = load_file(run / "net.safetensors")
     assert main(["unpack", str(file)]) == 8  # it is there already
-    text = shown(capsys, "unpack", file, "--overwrite")
+    text = said_by("unpack", file, "--overwrite")
     assert '"name": "lenet"' in text
     assert "8 tensors" in text
     unpacked = load_file(run / "net.safetensors")
@@ -104,15 +96,14 @@ def test_a_file_is_exported_and_unpacked_beside_it(
     assert all(torch.equal(each, unpacked[name]) for name, each in exported.items())
 
 
-def test_code_of_others_has_to_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_of_others_has_to_be_named(tmp_path: Path) -> None:
     path = tmp_path / "own.fcz"
     recipe = firecaffe.Recipe(
         model=firecaffe.ModelConfig(NETWORK), data=firecaffe.DataConfig("generated")
     )
     network = describe(recipe, NOTHING)
     fcz.write(path, tensors_of(Everything()), network)
-    assert main(["evaluate", str(path)]) == 2
-    error = capsys.readouterr().err
+    error = refused(2, "evaluate", path)
     assert "networks.py:Everything', code that is not firecaffe's" in error
     assert f"--model.name {NETWORK}" in error
 
@@ -166,36 +157,29 @@ def imported(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_net_of_caffes_is_used_from_its_file(
-    imported: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    evaluated = json.loads(shown(capsys, "evaluate", imported, "--json"))
-    table = shown(capsys, "predict", imported, "--csv", "-").splitlines()
+def test_a_net_of_caffes_is_used_from_its_file(imported: Path) -> None:
+    evaluated = json.loads(said_by("evaluate", imported, "--json"))
+    table = said_by("predict", imported, "--csv", "-").splitlines()
     column = table[0].split(",").index("class_1")
     found = [int(line.split(",")[column]) for line in table[1:]]
     right = [label == number % 10 for number, label in enumerate(found)]
     assert evaluated["top1"] == pytest.approx(sum(right) / len(right))
-    assert json.loads(shown(capsys, "profile", imported, "--json"))["parameters"] == 7_850
+    assert json.loads(said_by("profile", imported, "--json"))["parameters"] == 7_850
     imported.with_name("net.prototxt").unlink()
     for command in ("evaluate", "predict", "profile"):
-        assert main([command, str(imported)]) == 2
-        error = capsys.readouterr().err
+        error = refused(2, command, imported)
         assert "there is no net.prototxt in" in error
         assert error.count("\n") == 1
 
 
-def test_files_for_caffe_do_not_take_the_place_of_the_net(
-    imported: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_for_caffe_do_not_take_the_place_of_the_net(imported: Path) -> None:
     net, words = imported.with_name("net.prototxt"), ("export", str(imported), "--to", "caffemodel")
-    assert main([*words, "--overwrite"]) == 2
-    assert "the network's own prototxt" in capsys.readouterr().err
+    assert "the network's own prototxt" in refused(2, *words, "--overwrite")
     assert net.read_text() == PROTOTXT
     out = imported.with_name("back.caffemodel")
-    shown(capsys, *words, "--out", out)
+    said_by(*words, "--out", out)
     out.unlink()
-    assert main([*words, "--out", str(out)]) == 8  # back.prototxt is there
-    assert "back.prototxt: exists already" in capsys.readouterr().err
+    assert "back.prototxt: exists already" in refused(8, *words, "--out", out)
 
 
 def test_every_format_can_be_typed() -> None:
@@ -204,26 +188,21 @@ def test_every_format_can_be_typed() -> None:
     assert set(typed) == set(FORMATS)
 
 
-def test_a_tensor_that_safetensors_cannot_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tensor_that_safetensors_cannot_have(tmp_path: Path) -> None:
     path = tmp_path / "net.fcz"
     fcz.write(path, {"__metadata__": np.ones(3, np.float32)}, {})
-    assert main(["unpack", str(path)]) == 4
-    assert "cannot have a tensor called __metadata__" in capsys.readouterr().err
+    assert "cannot have a tensor called __metadata__" in refused(4, "unpack", path)
     assert not path.with_suffix(".safetensors").exists()
 
 
-def test_text_that_no_terminal_can_print(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_that_no_terminal_can_print(tmp_path: Path) -> None:
     """Half a pair of UTF-16 is JSON, and no text."""
     text = rb'{"a":"\ud800"}'
     plain = varint(len(text)) + text + varint(0)
     start = MAGIC + bytes([VERSION]) + varint(len(plain)) * 2 + varint(0)
     path = tmp_path / "net.fcz"
     path.write_bytes(start + zlib.crc32(plain, zlib.crc32(start)).to_bytes(4, "little") + plain)
-    assert r'network: {"a": "\ud800"}' in shown(capsys, "unpack", path)
+    assert r'network: {"a": "\ud800"}' in said_by("unpack", path)
 
 
 @pytest.mark.parametrize(
@@ -246,13 +225,11 @@ def test_what_is_wrong_is_one_line(
     words: list[str],
     code: int,
     line: str,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     cut = tmp_path / "cut.fcz"
     cut.write_bytes(file.read_bytes()[:-5])
     places = {"FILE": str(file), "CUT": str(cut)}
-    assert main([places.get(word, word) for word in words]) == code
-    error = capsys.readouterr().err
+    error = refused(code, *(places.get(word, word) for word in words))
     assert line in error
     assert error.count("\n") == 1
 

@@ -8,9 +8,10 @@ from importlib.metadata import version
 import pytest
 
 import firecaffe
-from firecaffe.cli import COMMANDS, main
+from firecaffe.cli import COMMANDS
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
+from tests.typed import refused, said_by
 
 ASKED = [
     ["--help"],
@@ -39,45 +40,36 @@ def test_help_loads_no_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(list(argv)) == 0
-    return capsys.readouterr().out
-
-
-def test_everyday_options_come_first_and_sections_on_request(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = shown(capsys, "train", "--help")
+def test_everyday_options_come_first_and_sections_on_request() -> None:
+    text = said_by("train", "--help")
     assert text.index("--nproc-per-node N") < text.index("--master-port")
     assert not [word for word in flatten(Recipe()) if f"--{word} " in text and word != "train.seed"]
     assert "Path to a configuration file" not in text
-    assert text == shown(capsys, "help", "train") == shown(capsys, "train", "x.toml", "-h")
+    assert text == said_by("help", "train") == said_by("train", "x.toml", "-h")
 
 
-def test_a_word_shows_what_it_cannot_stand_together_with(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = " ".join(shown(capsys, "help", "train", "exchange").split())
+def test_a_word_shows_what_it_cannot_stand_together_with() -> None:
+    text = " ".join(said_by("help", "train", "exchange").split())
     of_word = text.split("--exchange.update_at")[1].split("--exchange.shared_memory")[0]
     assert "= shards: not with synchrony.mode other than every_step: " in of_word
 
 
 @pytest.mark.parametrize("section", Recipe.__dataclass_fields__)
-def test_a_section_shows_all_its_words(capsys: pytest.CaptureFixture[str], section: str) -> None:
-    text = shown(capsys, "help", "train", section)
+def test_a_section_shows_all_its_words(section: str) -> None:
+    text = said_by("help", "train", section)
     own = [word for word in flatten(Recipe()) if word.startswith(f"{section}.")]
     assert [line.split()[0] for line in text.splitlines() if line.startswith("  --")] == [
         f"--{word}" for word in own
     ]
 
 
-def test_a_section_needs_no_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "help", "synchrony") == shown(capsys, "help", "train", "synchrony")
-    assert shown(capsys, "help", "data").startswith("usage: firecaffe data")
+def test_a_section_needs_no_command() -> None:
+    assert said_by("help", "synchrony") == said_by("help", "train", "synchrony")
+    assert said_by("help", "data").startswith("usage: firecaffe data")
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "--version") == f"firecaffe {version('firecaffe')}\n"
+def test_the_version() -> None:
+    assert said_by("--version") == f"firecaffe {version('firecaffe')}\n"
     assert firecaffe.__version__ == version("firecaffe")
 
 
@@ -90,9 +82,6 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["help", "compare", "data"], ["compare takes no recipe"]),
     ],
 )
-def test_help_that_is_not_there(
-    capsys: pytest.CaptureFixture[str], argv: list[str], parts: list[str]
-) -> None:
-    assert main(argv) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+def test_help_that_is_not_there(argv: list[str], parts: list[str]) -> None:
+    (line,) = refused(2, *argv).splitlines()
     assert all(part in line for part in parts)

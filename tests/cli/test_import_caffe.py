@@ -14,8 +14,6 @@ from firecaffe.caffe import caffemodel
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.run_folder import read_run_file
 from tests import typed
-from tests.cli.mistakes.line import error_of
-from tests.cli.test_trained_network import shown
 from tools.caffe_goldens.data_cases import raw, write_lmdb
 
 NET = """
@@ -156,15 +154,13 @@ def digest(recipe: Path, folder: Path, workers: int) -> str:
     return found
 
 
-def test_the_recipe_trains_to_the_same_bits_on_two_workers(
-    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_recipe_trains_to_the_same_bits_on_two_workers(imported: Path, tmp_path: Path) -> None:
     recipe = imported / "recipe.toml"
     one = digest(recipe, tmp_path / "one", 1)
     assert digest(recipe, tmp_path / "two", 2) == one
     result = json.loads((tmp_path / "two" / "result.json").read_text())
     assert result["metrics"] == ["accuracy"]
-    evaluated = json.loads(shown(capsys, "evaluate", tmp_path / "two", "--json"))
+    evaluated = json.loads(typed.said_by("evaluate", tmp_path / "two", "--json"))
     assert evaluated["loss"] == result["test_loss"]
 
 
@@ -181,7 +177,7 @@ def write_caffemodel(path: Path, **layers: list[NDArray[np.float32]]) -> Path:
 
 
 def test_layers_are_filled_by_name_and_a_renamed_one_starts_afresh(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, tmp_path: Path
 ) -> None:
     conv = blobs((4, 1, 3, 3), (4,))
     file = write_caffemodel(
@@ -189,7 +185,7 @@ def test_layers_are_filled_by_name_and_a_renamed_one_starts_afresh(
     )
     folder = tmp_path / "tuned"
     solver = home / "models" / "solver.prototxt"
-    said = shown(capsys, "import", solver, "--weights", file, "--out", folder)
+    said = typed.said_by("import", solver, "--weights", file, "--out", folder)
     assert "start as their fillers say: fc" in said
     assert "in the file alone: fc8" in said
     held = load_file(folder / "weights.safetensors")
@@ -202,63 +198,55 @@ def test_layers_are_filled_by_name_and_a_renamed_one_starts_afresh(
     assert trained["fc.weight"].abs().max() > 0
 
 
-def test_a_layer_of_that_name_with_another_shape_is_an_error(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_layer_of_that_name_with_another_shape_is_an_error(home: Path, tmp_path: Path) -> None:
     file = write_caffemodel(tmp_path / "x.caffemodel", **{"conv/1": blobs((4, 3, 3, 3), (4,))})
     words = [home / "models" / "solver.prototxt", "--weights", file, "--out", tmp_path / "no"]
-    code, line = error_of(capsys, ["import", *map(str, words)])
-    assert code == 2
-    assert "net.prototxt:13: the weights of Convolution 'conv/1' are" in line
+    assert "net.prototxt:13: the weights of Convolution 'conv/1' are" in typed.refused(
+        2, "import", *words
+    )
     assert not (tmp_path / "no").exists()
 
 
-def test_a_net_with_all_its_weights_is_used_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_net_with_all_its_weights_is_used_as_it_is(tmp_path: Path) -> None:
     net = tmp_path / "deploy.prototxt"
     net.write_text(DEPLOY)
     conv, other = blobs((4, 1, 3, 3), (4,)), blobs((3, 144), (3,))
     file = write_caffemodel(tmp_path / "x.caffemodel", **{"conv/1": conv, "other": other})
     folder = tmp_path / "deploy"
-    shown(capsys, "import", net, "--weights", file, "--out", folder)
+    typed.said_by("import", net, "--weights", file, "--out", folder)
     network = firecaffe.load(folder)
     assert np.array_equal(network.state_dict()["other.weight"].numpy(), other[0])
     export = ("export", str(folder), "--to", "safetensors")
-    shown(capsys, *export)
+    typed.said_by(*export)
     assert load_file(folder / "model.safetensors").keys() == network.state_dict().keys()
-    code, line = error_of(capsys, ["evaluate", str(folder)])
-    assert code == 2
-    assert "--data.name" in line
+    assert "--data.name" in typed.refused(2, "evaluate", folder)
     # A run that began there and has saved nothing is no trained network.
     (folder / "environment.json").write_text("{}")
-    code, line = error_of(capsys, [*export, "--overwrite"])
-    assert code == 4
-    assert "checkpoint" in line
+    assert "checkpoint" in typed.refused(4, *export, "--overwrite")
 
 
 def test_a_deployed_net_gives_the_probabilities_that_it_gave_before(
-    imported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    imported: Path, tmp_path: Path
 ) -> None:
     """Its file ends in a Softmax, as Caffe's deploy.prototxt does, and it is not applied twice."""
     run, model, folder = tmp_path / "run", tmp_path / "d.caffemodel", tmp_path / "d"
     train(imported / "recipe.toml", run)
-    shown(capsys, "export", run, "--to", "caffemodel", "--out", model)
+    typed.said_by("export", run, "--to", "caffemodel", "--out", model)
     assert 'type: "Softmax"' in (tmp_path / "d.prototxt").read_text()
-    said = shown(capsys, "import", tmp_path / "d.prototxt", "--weights", model, "--out", folder)
+    said = typed.said_by("import", tmp_path / "d.prototxt", "--weights", model, "--out", folder)
     assert "Softmax 'prob'" in said
     sample = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     before, after = firecaffe.load(run, trust_code=True), firecaffe.load(folder)
     with torch.no_grad():
         assert torch.equal(before(sample), after(sample))
-    shown(capsys, "export", folder, "--to", "caffemodel", "--out", tmp_path / "again.caffemodel")
+    typed.said_by("export", folder, "--to", "caffemodel", "--out", tmp_path / "again.caffemodel")
     assert (tmp_path / "again.prototxt").read_text() == (tmp_path / "d.prototxt").read_text()
 
 
-def test_plan_and_profile_take_it(imported: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown(capsys, "plan", imported / "recipe.toml", "--workers", "1,2", "--json")
+def test_plan_and_profile_take_it(imported: Path) -> None:
+    typed.said_by("plan", imported / "recipe.toml", "--workers", "1,2", "--json")
     net = f"caffe:{imported}/net.prototxt"
-    assert "conv_1" in shown(capsys, "profile", net, "--input", "1x8x8")
+    assert "conv_1" in typed.said_by("profile", net, "--input", "1x8x8")
 
 
 def test_verify_takes_it(imported: Path) -> None:
@@ -283,51 +271,35 @@ WRONG: list[tuple[str, str, str, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "before", "after", "expected", "said"), WRONG)
+@pytest.mark.parametrize(("name", "before", "after", "code", "said"), WRONG)
 def test_what_is_wrong_is_one_line_with_its_place(
-    home: Path,
-    tmp_path: Path,
-    name: str,
-    before: str,
-    after: str,
-    expected: int,
-    said: str,
-    capsys: pytest.CaptureFixture[str],
+    home: Path, tmp_path: Path, name: str, before: str, after: str, code: int, said: str
 ) -> None:
     whole = {"solver": SOLVER, "net": NET}[name]
     assert before in whole
     file, out = tmp_path / f"{name}.prototxt", tmp_path / "out"
     file.write_text(whole.replace(before, after))
-    code, line = error_of(capsys, ["import", str(file), "--root", str(home), "--out", str(out)])
-    assert code == expected
+    line = typed.refused(code, "import", file, "--root", home, "--out", out)
     assert f"{name}.prototxt:" in line
     assert said in line
     assert (out / "recipe.toml").exists() == out.exists() == (code == 20)
     assert code == 2 or said in (out / "report.md").read_text().replace("`: ", ": ")
 
 
-def test_files_that_are_there_are_not_written_over(
-    home: Path, imported: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_are_there_are_not_written_over(home: Path, imported: Path) -> None:
     words = ["import", str(home / "models" / "solver.prototxt"), "--out", str(imported)]
     before = (imported / "recipe.toml").read_bytes()
-    code, line = error_of(capsys, words)
-    assert code == 8
-    assert "--overwrite" in line
-    shown(capsys, *words, "--overwrite")
+    assert "--overwrite" in typed.refused(8, *words)
+    typed.said_by(*words, "--overwrite")
     assert (imported / "recipe.toml").read_bytes() == before
 
 
-def test_without_the_data_the_shape_is_typed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_data_the_shape_is_typed(tmp_path: Path) -> None:
     net = tmp_path / "net.prototxt"
     net.write_text(NET.replace("crop_size: 8", ""))
     words = ["import", str(net), "--out", str(tmp_path / "out")]
-    code, line = error_of(capsys, words)
-    assert code == 2
-    assert "net.prototxt:3: the shape of the samples is not known" in line
-    assert "needed" in shown(capsys, *words, "--input-shape", "1x9x9")
+    assert "net.prototxt:3: the shape of the samples is not known" in typed.refused(2, *words)
+    assert "needed" in typed.said_by(*words, "--input-shape", "1x9x9")
     assert recipe_of(tmp_path / "out").model.args == {"input_CHW": [1, 9, 9]}
 
 

@@ -11,6 +11,7 @@ from firecaffe.api.answer import PLAIN_SIGNS
 from firecaffe.cli import COMMANDS, function_of, main
 from firecaffe.cli.bench import PARTS
 from firecaffe.data.generated import generate
+from tests.typed import refused
 
 HUGE = "99999999999999999999"
 VALUES = (HUGE, f"-{HUGE}", "-1", "0", "nan", "1e300")
@@ -105,14 +106,13 @@ def test_no_number_ends_in_a_traceback(
 
 @pytest.mark.parametrize("line", ["check", "train RECIPE", "verify RECIPE"])
 def test_ranks_are_bounded_by_memory(
-    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("RECIPE").write_text(RECIPE.replace("size = 8", "size = 60").replace("= 2\n", "= 1\n"))
     monkeypatch.setattr("firecaffe.cluster.hosts.RANK_BYTES", 10**15)
     counts = "1,2" if line.startswith("verify") else "2"
-    assert main([*line.split(), "--nproc-per-node", counts]) == 2
-    assert "--nproc-per-node is 2" in capsys.readouterr().err
+    assert "--nproc-per-node is 2" in refused(2, *line.split(), "--nproc-per-node", counts)
 
 
 def test_pictures_where_only_ascii_can_be_shown() -> None:

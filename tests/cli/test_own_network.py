@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.cli import main
 from tests.tracebacks import owners
-from tests.typed import firecaffe
+from tests.typed import firecaffe, refused, said_by
 from tests.unit.models.own_nets import PLACE
 
 NET = f"{PLACE}:Net"
@@ -18,38 +17,26 @@ PARAMETERS = 6 * (9 + 1) + 2 * 6 + 7 * (6 + 1)
 """Of the network with these arguments: convolution, normalization and head."""
 
 
-def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(list(words)) == 0
-    return capsys.readouterr().out
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(list(words)) == 2
-    return capsys.readouterr().err
-
-
-def test_profile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_profile() -> None:
     words = ["profile", NET, *ARGS, "--input", "1x8x8", "--json"]
-    found = json.loads(printed(capsys, *words))
+    found = json.loads(said_by(*words))
     assert found["parameters"] == PARAMETERS
     assert found["layers"][0]["output_shape"] == [1, 6, 8, 8]
-    assert "--input" in refused(capsys, "profile", NET, *ARGS)
-    assert "1x8x8" in refused(capsys, "profile", f"{PLACE}:Broken", *ARGS, "--input", "1x8x8")
+    assert "--input" in refused(2, "profile", NET, *ARGS)
+    assert "1x8x8" in refused(2, "profile", f"{PLACE}:Broken", *ARGS, "--input", "1x8x8")
 
 
 @pytest.mark.parametrize("member", ["Net", "Reads"])
-def test_plan(member: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan(member: str) -> None:
     words = ["--args", "{ num_classes = 7 }", "--input", "1x8x8", "--workers", "1,2"]
     reference = f"{PLACE}:{member}"
-    out = printed(capsys, "plan", "--model", reference, *words, "--exchanges", "tree", "--json")
+    out = said_by("plan", "--model", reference, *words, "--exchanges", "tree", "--json")
     [plan] = json.loads(out)
     assert plan["parameter_bytes"] == 4 * (4 * 10 + 2 * 4 + 7 * 5)
     assert [row["workers"] for row in plan["rows"]] == [1, 2]
 
 
-def test_a_table_on_the_command_line_is_tomls_or_jsons(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_on_the_command_line_is_tomls_or_jsons(tmp_path: Path) -> None:
     recipe = tmp_path / "r.toml"
     recipe.write_text('[model]\nname = "lenet"\nargs = { width = 3 }\n')
     for words, args in (
@@ -57,14 +44,12 @@ def test_a_table_on_the_command_line_is_tomls_or_jsons(
         (["--model.args", '{"width": 4}'], {"width": 4}),
         (["--model.args.depth", "2"], {"width": 3, "depth": 2}),
     ):
-        out = printed(capsys, "train", str(recipe), "--print-config", *words)
+        out = said_by("train", str(recipe), "--print-config", *words)
         assert tomllib.loads(out)["model"]["args"] == args
-    assert "model.args" in refused(capsys, "train", str(recipe), "--model.args", "3")
+    assert "model.args" in refused(2, "train", recipe, "--model.args", "3")
 
 
-def test_a_list_on_the_command_line_needs_no_quotes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_list_on_the_command_line_needs_no_quotes(tmp_path: Path) -> None:
     """A shell takes them; and `[features.6]` alone is the head of a table in TOML."""
     recipe = tmp_path / "r.toml"
     recipe.write_text('[model]\nname = "lenet"\n')
@@ -75,20 +60,18 @@ def test_a_list_on_the_command_line_needs_no_quotes(
         ("['a', 'b.1']", ["a", "b.1"]),
         ("[]", []),
     ):
-        out = printed(capsys, "train", str(recipe), "--print-config", "--parallel.stages", typed)
+        out = said_by("train", str(recipe), "--print-config", "--parallel.stages", typed)
         assert tomllib.loads(out)["parallel"]["stages"] == names
     for typed in ("[a", "a", "[a b]", "{ a = 1 }"):
         words = ["train", str(recipe), "--print-config", "--parallel.stages", typed]
-        assert "parallel.stages" in refused(capsys, *words)
+        assert "parallel.stages" in refused(2, *words)
 
 
-def test_a_run_whose_network_was_given_in_python_says_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_network_was_given_in_python_says_what_to_do(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('[model]\nname = "own Net"\n[data]\nname = "generated"\n')
     for command in ("train", "verify", "plan"):
-        said = refused(capsys, command, str(recipe))
+        said = refused(2, command, recipe)
         assert "own Net" in said
         assert "path/file.py:function" in said
         assert said.count("\n") == 1

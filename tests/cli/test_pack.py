@@ -1,24 +1,20 @@
 """`firecaffe pack` and `firecaffe bench data`, typed as a user types them."""
 
-import io
 import json
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-from firecaffe.cli import main
 from firecaffe.data import DataConfig, open_data
 from firecaffe.files import private_folder
 from firecaffe.planner.cluster import load_cluster
 from tests.kit.data_photos import make_folder, photo
+from tests.typed import in_process
 
 
 def typed(*words: object) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
+    done = in_process(*words)
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_pack_info_and_verify(tmp_path: Path) -> None:

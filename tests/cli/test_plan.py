@@ -1,9 +1,7 @@
 """`firecaffe plan` and `firecaffe check`, typed as a user types them."""
 
-import io
 import json
 import re
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,10 @@ import pytest
 
 from firecaffe import plan as firecaffe_plan
 from firecaffe.api.answer import write_cluster
-from firecaffe.cli import main
 from firecaffe.data.decode import cores
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.split_plans import WAYS
-from tests.typed import firecaffe, torchrun
+from tests.typed import firecaffe, in_process, said_by, torchrun
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "nin_small.toml"
 
@@ -27,11 +24,8 @@ BATCH_OF_32 = ["--global-batch-size", "256", "--micro-batch-size", "8"]
 
 
 def plan(*words: str) -> tuple[int, str, str]:
-    """The same command in this process, which has loaded torch already."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = main(["plan", *words])
-    return code, out.getvalue(), err.getvalue()
+    done = in_process("plan", *words)
+    return done.returncode, done.stdout, done.stderr
 
 
 def planned(*words: str) -> list[dict[str, Any]]:
@@ -47,10 +41,9 @@ def test_a_recipe_on_a_shipped_cluster() -> None:
     assert {row["workers"] for row in rows} == {1, 2, 4}
     assert all(row["step_low_s"] < row["step_s"] < row["step_high_s"] for row in rows)
     assert found["advice"].startswith("Use ")
-    shown = firecaffe("plan", str(RECIPE), "--workers", "1,2")
-    assert shown.returncode == 0
-    assert "samples/s" in shown.stdout
-    assert "To change first" in shown.stdout or "No single change" in shown.stdout
+    shown = said_by("plan", RECIPE, "--workers", "1,2")
+    assert "samples/s" in shown
+    assert "To change first" in shown or "No single change" in shown
 
 
 def test_more_workers_than_were_measured_are_noted_and_one_host_has_no_more(tmp_path: Path) -> None:
@@ -231,9 +224,9 @@ def test_modes_are_planned_where_they_are_asked_for_and_where_a_recipe_has_one(
     assert "stale, s = 4" in [each["words"] for each in late["modes"]]
     assert "those of synchrony.mode every_step" in late["assumption"]
     assert not any("every_step" in each["assumption"] for each in (found, plain))
-    shown = firecaffe("plan", str(served), "--workers", "1")
-    assert "stale, s = 4" in shown.stdout
-    assert "mode, on 1 worker " in shown.stdout
+    shown = said_by("plan", served, "--workers", "1")
+    assert "stale, s = 4" in shown
+    assert "mode, on 1 worker " in shown
 
 
 def test_ways_to_share_the_network() -> None:
@@ -270,7 +263,7 @@ def test_a_way_is_planned_where_by_data_nothing_fits() -> None:
 
 def test_a_link_without_bandwidth_is_refused(tmp_path: Path) -> None:
     words = ["bench", "step", "--model", "lenet", "--sizes", "1", "--seconds", "0.01", "--write"]
-    assert (done := firecaffe(*words, str(tmp_path / "c.toml"))).returncode == 0, done.stderr
+    said_by(*words, tmp_path / "c.toml")
     text, written = (tmp_path / "c.toml").read_text(), load_cluster(str(tmp_path / "c.toml"))
     assert (written.device.measured[0].model, written.cores_per_node) == ("lenet", cores())
     spoiled = tmp_path / "spoiled.toml"
@@ -312,9 +305,7 @@ def test_a_buyer_is_told_of_known_rates() -> None:
     assert line.startswith("tensorflow-2017 has 91.8 images/s of resnet152 on one NVIDIA P100")
 
 
-def test_check_writes_the_cluster_that_plan_and_train_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_writes_the_cluster_that_plan_and_train_read(tmp_path: Path) -> None:
     file, run = tmp_path / "mine.toml", tmp_path / "run"
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
@@ -338,13 +329,12 @@ def test_check_writes_the_cluster_that_plan_and_train_read(
     assert "forecast: " in done.stdout
     forecast = json.loads((run / "forecast.json").read_text())
     assert (forecast["workers"], forecast["exchange"]) == (2, "tree")
-    assert main(["explain", str(run)]) == 0
-    said = capsys.readouterr().out
+    said = said_by("explain", run)
     assert "forecast for mine" in said
     assert "exposed exchange" in said
 
 
-def test_check_of_a_recipe_in_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_of_a_recipe_in_stages(tmp_path: Path) -> None:
     """Its workers need no micro-batches of their own."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(
@@ -355,15 +345,16 @@ def test_check_of_a_recipe_in_stages(tmp_path: Path, capsys: pytest.CaptureFixtu
     done = firecaffe("check", str(recipe), "--nproc-per-node", "2", "--folder", str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "timed was the whole network on each rank" in done.stdout
-    assert main(["check", str(recipe), "--nproc-per-node", "3"]) == 2
-    assert "3 workers with 2 stages: there must be a multiple of 2" in capsys.readouterr().err
+    done = in_process("check", recipe, "--nproc-per-node", "3")
+    assert done.returncode == 2
+    assert "3 workers with 2 stages: there must be a multiple of 2" in done.stderr
 
 
 def test_check_and_train_refuse_before_a_rank_starts(tmp_path: Path) -> None:
-    done = firecaffe("check", "--write", "cluster.txt")
+    done = in_process("check", "--write", "cluster.txt")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
     words = "--data.name", "generated", "--run.cluster", str(tmp_path / "none.toml")
-    done = firecaffe("train", str(RECIPE), *words)
+    done = in_process("train", RECIPE, *words)
     assert done.returncode == 2
     assert "No such file" in done.stderr
 
@@ -390,9 +381,7 @@ def test_a_ddp_script_with_two_more_lines(tmp_path: Path) -> None:
     # The group is not destroyed: torch 2.13 may then wait for its own thread, which wants the
     # interpreter's lock to let go of the last Work.
     torchrun(2, script, tmp_path / "run").check_returncode()
-    done = firecaffe("explain", str(tmp_path / "run"), "--json")
-    assert done.returncode == 0, done.stderr
-    ranks = json.loads(done.stdout)["ranks"]
+    ranks = json.loads(said_by("explain", tmp_path / "run", "--json"))["ranks"]
     assert [(each["rank"], each["steps"]) for each in ranks] == [(0, 6), (1, 6)]
     for each in ranks:
         # Medians of each: on a busy machine they need not add up to the step's.

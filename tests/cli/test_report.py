@@ -8,6 +8,7 @@ import pytest
 
 import firecaffe.cli
 from tests.kit.compared_runs import compared_runs, train, with_metrics
+from tests.typed import refused
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +85,9 @@ def test_it_needs_no_other_word(
     assert "seeds" not in capsys.readouterr().out
 
 
-def test_what_cannot_be(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be(runs: list[str]) -> None:
     page = ["--by", "recipe", "--html", "nowhere/x.html"]
-    assert firecaffe.cli.main(["compare", *page, *runs]) == 8
-    assert "--html nowhere/x.html: there is no folder nowhere" in capsys.readouterr().err
-    assert firecaffe.cli.main(["compare", *runs, runs[0]]) == 2
-    assert "is given 2 times; a run counts once" in capsys.readouterr().err
+    assert "--html nowhere/x.html: there is no folder nowhere" in refused(
+        8, "compare", *page, *runs
+    )
+    assert "is given 2 times; a run counts once" in refused(2, "compare", *runs, runs[0])

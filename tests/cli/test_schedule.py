@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 import firecaffe
-from firecaffe.cli import main
 from firecaffe.exchange import ALGORITHMS, EXCHANGES
+from tests.typed import in_process
 
 
 @pytest.fixture(autouse=True)
@@ -18,23 +18,20 @@ def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
 
 
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(["schedule", *argv]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
+def run(*argv: str) -> str:
+    done = in_process("schedule", *argv)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
 
 
-def run_json(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
-    return json.loads(run(capsys, *argv, "--json"))
+def run_json(*argv: str) -> Any:
+    return json.loads(run(*argv, "--json"))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5, 8])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_json_holds_the_whole_schedule(
-    capsys: pytest.CaptureFixture[str], algorithm: str, world_size: int
-) -> None:
-    found = run_json(capsys, algorithm, str(world_size), "--elements", "1009")
+def test_json_holds_the_whole_schedule(algorithm: str, world_size: int) -> None:
+    found = run_json(algorithm, str(world_size), "--elements", "1009")
     schedule = ALGORITHMS[algorithm](world_size, 1009)
     assert [
         (t["source"], t["destination"], t["start"], t["stop"], t["action"])
@@ -50,8 +47,8 @@ def test_json_holds_the_whole_schedule(
     assert (found["num_rounds"], found["num_transfers"]) == (len(lengths), sum(lengths))
 
 
-def test_json_of_a_ring_by_its_formulas(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_json(capsys, "ring", "6")
+def test_json_of_a_ring_by_its_formulas() -> None:
+    found = run_json("ring", "6")
     n = 6 * 1024
     assert found["num_elements"] == n
     assert found["num_rounds"] == found["serial_messages"] == 2 * 5
@@ -63,8 +60,8 @@ def test_json_of_a_ring_by_its_formulas(capsys: pytest.CaptureFixture[str]) -> N
     assert found["adds_in_tree_order"] is False
 
 
-def test_json_of_a_parameter_server_by_its_formulas(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_json(capsys, "parameter_server", "5", "--elements", "1000")
+def test_json_of_a_parameter_server_by_its_formulas() -> None:
+    found = run_json("parameter_server", "5", "--elements", "1000")
     assert found["num_elements"] == 1000
     assert found["busiest_rank_bytes"] == 4 * 1000 * 4
     assert found["serial_bytes"] == 8 * 1000 * 4
@@ -73,17 +70,17 @@ def test_json_of_a_parameter_server_by_its_formulas(capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("argv", [("tree", "1"), ("ring", "4", "--elements", "0")])
-def test_nothing_to_send(capsys: pytest.CaptureFixture[str], argv: tuple[str, ...]) -> None:
-    found = run_json(capsys, *argv)
+def test_nothing_to_send(argv: tuple[str, ...]) -> None:
+    found = run_json(*argv)
     assert found["transfers"] == []
     assert found["busiest_rank_bytes"] == found["lower_bound_bytes"] == 0
     assert found["ratio_to_lower_bound"] is None
-    assert "0, of 0 transfers" in run(capsys, *argv)
-    assert "nothing is sent" in run(capsys, *argv, "--draw")
+    assert "0, of 0 transfers" in run(*argv)
+    assert "nothing is sent" in run(*argv, "--draw")
 
 
-def test_table(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run(capsys, "tree", "4").splitlines()
+def test_table() -> None:
+    lines = run("tree", "4").splitlines()
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if "→" in line]
     assert rows[1:] == [
         ["1", "1 → 0", "0:4096", "add"],
@@ -102,14 +99,14 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_another_order_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "additions     in another order at this world size" in run(capsys, "ring", "3")
+def test_another_order_is_said() -> None:
+    assert "additions     in another order at this world size" in run("ring", "3")
 
 
-def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nodes() -> None:
     """Two ring steps each way over three nodes, between the tree's way up and its way down."""
     argv = ("hierarchical(tree,ring)", "12", "--ranks-per-node", "4")
-    found = run_json(capsys, *argv)
+    found = run_json(*argv)
     assert (found["algorithm"], found["ranks_per_node"]) == ("hierarchical(tree,ring)", 4)
     assert found["num_rounds"] == found["serial_messages"] == 2 * 2 + 2 * 2
     assert found["busiest_rank_bytes"] == 12 * 1024 * 4 * (2 + 2 * 2 // 3) + 12 * 1024 * 4 // 3
@@ -120,40 +117,40 @@ def test_nodes(capsys: pytest.CaptureFixture[str]) -> None:
         if t["source"] // 4 != t["destination"] // 4
     }
     assert across == {(0, 4), (4, 8), (8, 0)}
-    assert "rounds 3-4  ╞═══╪═══╪" in run(capsys, *argv, "--draw")
-    in_order = run_json(capsys, "hierarchical(tree,tree)", "12", "--ranks-per-node", "4")
+    assert "rounds 3-4  ╞═══╪═══╪" in run(*argv, "--draw")
+    in_order = run_json("hierarchical(tree,tree)", "12", "--ranks-per-node", "4")
     assert in_order["adds_in_tree_order"] is True
 
 
-def test_long_tables_are_cut_and_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(capsys, "ring", "16")
+def test_long_tables_are_cut_and_say_so() -> None:
+    out = run("ring", "16")
     assert sum(line.startswith("│") for line in out.splitlines()) == 64
     assert f"… and {2 * 15 * 16 - 64} more transfers; --json has all of them" in out
-    assert len(run_json(capsys, "ring", "16")["transfers"]) == 2 * 15 * 16
-    assert "more transfers" not in run(capsys, "tree", "33")  # 64 transfers
+    assert len(run_json("ring", "16")["transfers"]) == 2 * 15 * 16
+    assert "more transfers" not in run("tree", "33")  # 64 transfers
 
 
-def test_sums_in_shared_memory(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sums_in_shared_memory() -> None:
     words = ("tree", "4", "--ranks-per-node", "2", "--shared-memory")
-    found = run_json(capsys, *words)
+    found = run_json(*words)
     sent = [t for t in found["transfers"] if not t.get("in_memory")]
     assert [(t["source"], t["destination"]) for t in sent] == [(2, 0), (0, 2)]
     assert found["algorithm"] == "shared_memory(tree)"
     assert found["busiest_rank_bytes"] == found["lower_bound_bytes"] == 4 * 4096
     assert found["adds_in_tree_order"] is True
-    drawn = run(capsys, *words, "--draw")
+    drawn = run(*words, "--draw")
     lines = [line for line in drawn.splitlines() if line.startswith("round")]
     assert [line.endswith("in memory") for line in lines] == [True, True, False, False, True, False]
-    one_host = run_json(capsys, "tree", "4", "--ranks-per-node", "4", "--shared-memory")
+    one_host = run_json("tree", "4", "--ranks-per-node", "4", "--shared-memory")
     assert (one_host["busiest_rank_bytes"], one_host["num_rounds"]) == (0, 2)
 
 
-def test_draw(capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(capsys, "tree", "4", "--draw")
+def test_draw() -> None:
+    out = run("tree", "4", "--draw")
     assert "round 2  ◄═══╪═══╡   │  n" in out
     assert "→" not in out
     assert "exchange      tree, 4 ranks" in out
-    assert "the picture does not fit into 170 columns" in run(capsys, "ring", "64", "--draw")
+    assert "the picture does not fit into 170 columns" in run("ring", "64", "--draw")
 
 
 def test_the_width_of_the_terminal_counts() -> None:
@@ -199,18 +196,15 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("argv", "message"), REFUSED.values(), ids=REFUSED)
-def test_refuses_in_one_line(
-    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
-) -> None:
-    assert main(["schedule", *argv]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    [line] = captured.err.splitlines()
+def test_refuses_in_one_line(argv: tuple[str, ...], message: str) -> None:
+    done = in_process("schedule", *argv)
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
     assert line.startswith("firecaffe: ")
     assert re.search(message, line)
 
 
-def test_largest_world(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_json(capsys, "tree", "1024", "--elements", "1")
+def test_largest_world() -> None:
+    found = run_json("tree", "1024", "--elements", "1")
     assert found["num_rounds"] == 20
     assert len(found["transfers"]) == 2 * 1023

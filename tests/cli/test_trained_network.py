@@ -17,6 +17,7 @@ import firecaffe
 from firecaffe.cli import main
 from firecaffe.errors import DataError, RecipeError
 from tests.ranks.networks import Everything, small_data
+from tests.typed import refused, said_by
 from tests.world import Ranks
 
 NETWORK = f"{Path(__file__).parents[1] / 'ranks' / 'networks.py'}:Everything"
@@ -52,18 +53,12 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return firecaffe.train(recipe).folder
 
 
-def shown(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    capsys.readouterr()
-    assert main([str(each) for each in argv]) == 0
-    return capsys.readouterr().out
-
-
 def test_evaluate_gives_the_numbers_of_the_run_itself(
-    run: Path, photos: Path, capsys: pytest.CaptureFixture[str], ranks: Ranks
+    run: Path, photos: Path, ranks: Ranks
 ) -> None:
     own = json.loads((run / "result.json").read_text())
     rows = [
-        json.loads(shown(capsys, "evaluate", where, "--json"))
+        json.loads(said_by("evaluate", where, "--json"))
         for where in (run, run / "checkpoints" / "step-00000003")
     ]
     for row in rows:
@@ -74,7 +69,7 @@ def test_evaluate_gives_the_numbers_of_the_run_itself(
         assert (row["loss"], row["samples"]) == (own["test_loss"], own["test_samples"])
     told = ranks.shared(2, evaluate_in_rank, str(run))[0]
     assert (told["loss"], told["top1"]) == (own["test_loss"], own["top1"])
-    text = shown(capsys, "evaluate", run)
+    text = said_by("evaluate", run)
     assert "at step 3" in text
     assert "10 samples" in text
 
@@ -83,13 +78,11 @@ def evaluate_in_rank(run: str) -> dict[str, float]:
     return firecaffe.evaluate(run).evaluation.row
 
 
-def test_evaluate_takes_other_data(
-    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluate_takes_other_data(run: Path, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "train").symlink_to(photos / "train")
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "red").symlink_to(photos / "test" / "red")
-    row = json.loads(shown(capsys, "evaluate", run, "--data.path", tmp_path, "--json"))
+    row = json.loads(said_by("evaluate", run, "--data.path", tmp_path, "--json"))
     assert row["samples"] == 5
     assert row["largest_class_share"] == 1
 
@@ -114,14 +107,12 @@ def draw(home: Path, **color_of: str) -> Path:
     return home
 
 
-def test_other_data_have_the_classes_of_the_run_by_name(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_data_have_the_classes_of_the_run_by_name(run: Path, tmp_path: Path) -> None:
     both, one = draw(tmp_path / "both", blue="blue", red="red"), draw(tmp_path / "one", red="red")
-    red = shown(capsys, "predict", run, one / "test", "--csv", "-", "--top", "2")
+    red = said_by("predict", run, one / "test", "--csv", "-", "--top", "2")
     (row,) = csv.DictReader(red.splitlines())
     place = 1 + (row["class_1"] != "red")
-    found = json.loads(shown(capsys, "evaluate", run, "--data.path", one, "--json"))
+    found = json.loads(said_by("evaluate", run, "--data.path", one, "--json"))
     # Red is number 0 of that folder, and 1 of the run.
     assert found["loss"] == pytest.approx(-log(float(row[f"probability_{place}"])), abs=1e-5)
     assert found["top1"] == float(place == 1)
@@ -131,37 +122,32 @@ def test_other_data_have_the_classes_of_the_run_by_name(
     about = json.loads((renamed / "about.json").read_text())
     (renamed / "about.json").write_text(json.dumps({**about, "class_names": ["red", "blue"]}))
     shares = [
-        json.loads(shown(capsys, "evaluate", each, "--data.path", both, "--json"))["top1"]
+        json.loads(said_by("evaluate", each, "--data.path", both, "--json"))["top1"]
         for each in (run, renamed)
     ]
     assert sum(shares) == 1
 
 
-def test_a_test_part_alone_is_evaluated(
-    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_test_part_alone_is_evaluated(run: Path, photos: Path, tmp_path: Path) -> None:
     own = json.loads((run / "result.json").read_text())
     home, packed = tmp_path / "home", tmp_path / "packed"
     home.mkdir()
     (home / "test").symlink_to(photos / "test")
-    shown(capsys, "pack", home, packed)
+    said_by("pack", home, packed)
     for name, path in (("folder", home), ("packed", packed)):
         words = ("--data.name", name, "--data.path", path, "--data.hold_out", "0.01")
-        row = json.loads(shown(capsys, "evaluate", run, *words, "--json"))
+        row = json.loads(said_by("evaluate", run, *words, "--json"))
         # Packed samples have another order.
         assert row["loss"] == pytest.approx(own["test_loss"], rel=1e-6)
         assert row["samples"] == own["test_samples"]
-        assert len(shown(capsys, "predict", run, *words).splitlines()) == row["samples"]
+        assert len(said_by("predict", run, *words).splitlines()) == row["samples"]
     (home / "test").rename(home / "other")
-    assert main(["evaluate", str(run), "--data.path", str(home)]) == 3
-    line = capsys.readouterr().err
+    line = refused(3, "evaluate", run, "--data.path", home)
     assert str(home) in line
     assert line.count("\n") == 1
 
 
-def test_classes_that_the_run_does_not_know_are_refused(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_classes_that_the_run_does_not_know_are_refused(run: Path, tmp_path: Path) -> None:
     source = tmp_path / "own.py"
     source.write_text(
         "import torch\n"
@@ -173,8 +159,7 @@ def test_classes_that_the_run_does_not_know_are_refused(
         (["--data.path", str(draw(tmp_path, blue="blue", green="red"))], "'green'"),
         (["--data.name", f"{source}:three"], "3 classes"),
     ):
-        assert main(["evaluate", str(run), *words]) == 3
-        line = capsys.readouterr().err
+        line = refused(3, "evaluate", run, *words)
         assert said in line
         assert line.count("\n") == 1
 
@@ -182,19 +167,31 @@ def test_classes_that_the_run_does_not_know_are_refused(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["nowhere"], 8, "nowhere"),
-        ([], 2, "one run"),
-        (["RUN", "--solver.base_lr", "1"], 2, "solver.base_lr"),
-        (["RUN", "--best"], 4, "checkpoint.best"),
-        (["RUN", "--nproc-per-node", "0"], 2, "--nproc-per-node"),
-        (["RUN", "--data.path", "/nowhere"], 3, "/nowhere"),
+        (["evaluate", "nowhere"], 8, "nowhere"),
+        (["evaluate"], 2, "one run"),
+        (["evaluate", "RUN", "--solver.base_lr", "1"], 2, "solver.base_lr"),
+        (["evaluate", "RUN", "--best"], 4, "checkpoint.best"),
+        (["evaluate", "RUN", "--nproc-per-node", "0"], 2, "--nproc-per-node"),
+        (["evaluate", "RUN", "--data.path", "/nowhere"], 3, "/nowhere"),
+        (["predict", "RUN", "nowhere.png"], 3, "nowhere.png"),
+        (["predict", "RUN", "--top", "0"], 2, "--top"),
+        (["predict", "RUN", "--out", "masks"], 2, "--out"),
+        (["predict", "RUN", "--csv", "/nowhere/table.csv"], 8, "/nowhere"),
+        (["export", "RUN"], 2, "--to"),
+        (["export", "RUN", "--to", "caffe"], 2, "safetensors"),
+        (["export", "RUN", "--to", "onnx"], 2, "firecaffe[onnx]"),
+        (["export", "RUN", "--to", "safetensors", "--out", "net.pt"], 2, "net.pt"),
     ],
 )
-def test_what_cannot_be_evaluated_is_one_line(
-    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_is_one_line(
+    run: Path,
+    words: list[str],
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert main(["evaluate", *(str(run) if word == "RUN" else word for word in words)]) == code
-    line = capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    line = refused(code, *(str(run) if word == "RUN" else word for word in words))
     assert said in line
     assert line.count("\n") == 1
 
@@ -241,20 +238,19 @@ def test_all_that_was_given_in_python_is_asked_for_in_one_line(
             if not missing:
                 continue
             capsys.readouterr()
-            assert main([command, str(run), *words, *typed]) == 2
-            line = capsys.readouterr().err
+            line = refused(2, command, run, *words, *typed)
             assert [name for name in names if name in line] == missing
             assert line.count("\n") == 1
     typed = [each for pair in names.items() for each in pair]
-    row = json.loads(shown(capsys, "evaluate", run, *typed, "--json"))
+    row = json.loads(said_by("evaluate", run, *typed, "--json"))
     assert row["loss"] == json.loads((run / "result.json").read_text())["test_loss"]
 
 
 def test_predict_sees_images_as_the_evaluation_does(
-    run: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, photos: Path, tmp_path: Path
 ) -> None:
     table = tmp_path / "table.csv"
-    shown(capsys, "predict", run, photos / "test", "--csv", table, "--top", "2")
+    said_by("predict", run, photos / "test", "--csv", table, "--top", "2")
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert list(rows[0]) == ["sample", "class_1", "probability_1", "class_2", "probability_2"]
     assert [row["sample"] for row in rows] == [
@@ -264,7 +260,7 @@ def test_predict_sees_images_as_the_evaluation_does(
     own = json.loads((run / "result.json").read_text())
     assert sum(right) / len(right) == own["top1"]
     # The same batches of the same bits as the evaluation's.
-    from_data = list(csv.DictReader(shown(capsys, "predict", run, "--csv", "-").splitlines()))
+    from_data = list(csv.DictReader(said_by("predict", run, "--csv", "-").splitlines()))
     columns = list(rows[0])[1:5]
     assert [[row[name] for name in columns] for row in from_data] == [
         [row[name] for name in columns] for row in rows
@@ -300,24 +296,6 @@ def test_files_that_are_no_images_are_said(
     assert "whole" not in line
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (["RUN", "nowhere.png"], 3, "nowhere.png"),
-        (["RUN", "--top", "0"], 2, "--top"),
-        (["RUN", "--out", "masks"], 2, "--out"),
-        (["RUN", "--csv", "/nowhere/table.csv"], 8, "/nowhere"),
-    ],
-)
-def test_what_cannot_be_predicted_is_one_line(
-    run: Path, words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["predict", *(str(run) if word == "RUN" else word for word in words)]) == code
-    line = capsys.readouterr().err
-    assert said in line
-    assert line.count("\n") == 1
-
-
 def test_in_python_images_that_all_fail_are_an_error(run: Path, tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.png").write_bytes(b"no image")
@@ -333,32 +311,29 @@ def test_in_python_no_images_are_not_the_test_samples(run: Path, images: Any) ->
     assert len(firecaffe.predict(run).rows) == 10
 
 
-def test_export_writes_what_other_programs_read(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_writes_what_other_programs_read(run: Path, tmp_path: Path) -> None:
     network = firecaffe.load(run)
-    text = shown(capsys, "export", run, "--to", "safetensors", "--out", tmp_path / "a.safetensors")
+    text = said_by("export", run, "--to", "safetensors", "--out", tmp_path / "a.safetensors")
     assert "moving average of step 3" in text
     weights = load_file(tmp_path / "a.safetensors")
     assert weights.keys() == network.state_dict().keys()
     assert all(torch.equal(weights[name], each) for name, each in network.state_dict().items())
     assert "softmax" not in text
-    assert "outputs.softmax(1)" in shown(capsys, "export", run, "--to", "torch_export")
+    assert "outputs.softmax(1)" in said_by("export", run, "--to", "torch_export")
     images = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     exported = torch.export.load(run / "model.pt2").module()
     with torch.no_grad():
         assert torch.allclose(exported(images), network(images), rtol=1e-3, atol=1e-4)
-    assert main(["export", str(run), "--to", "torch_export"]) == 8
-    assert "--overwrite" in capsys.readouterr().err
+    assert "--overwrite" in refused(8, "export", run, "--to", "torch_export")
 
 
 def test_an_onnx_file_is_held_against_onnxruntime(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     path = tmp_path / "net.onnx"
-    assert "onnxruntime" in shown(capsys, "export", run, "--to", "onnx", "--out", path)
+    assert "onnxruntime" in said_by("export", run, "--to", "onnx", "--out", path)
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     images = torch.randn(5, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     (found,) = session.run(["outputs"], {"inputs": images.numpy()})
@@ -371,24 +346,6 @@ def test_an_onnx_file_is_held_against_onnxruntime(
     monkeypatch.setattr(
         runtime.InferenceSession, "run", lambda self, *words: [1.1 * own(self, *words)[0]]
     )
-    assert main(["export", str(run), "--to", "onnx", "--out", str(path), "--overwrite"]) == 7
-    assert "net.onnx" in capsys.readouterr().err
+    assert "net.onnx" in refused(7, "export", run, "--to", "onnx", "--out", path, "--overwrite")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_what_cannot_be_exported_is_one_line(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    for words, code, said in (
-        ([], 2, "--to"),
-        (["--to", "caffe"], 2, "safetensors"),
-        (["--to", "onnx"], 2, "firecaffe[onnx]"),
-        (["--to", "safetensors", "--out", "net.pt"], 2, "net.pt"),
-    ):
-        capsys.readouterr()
-        assert main(["export", str(run), *words]) == code
-        line = capsys.readouterr().err
-        assert said in line
-        assert line.count("\n") == 1

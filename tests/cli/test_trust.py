@@ -23,7 +23,7 @@ from firecaffe.shrink import attempt
 from firecaffe.training.load import Trained
 from firecaffe.training.trial import Trial
 from tests.cli.stale_run import train_stale
-from tests.typed import python
+from tests.typed import python, refused
 
 PAYLOAD = """
 from pathlib import Path
@@ -122,12 +122,11 @@ def test_a_folder_names_no_code_that_a_command_runs(
 
 
 @pytest.mark.parametrize("word", EVERY[:3])
-def test_code_that_is_named_again_runs(
-    word: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_code_that_is_named_again_runs(word: str, run: Path) -> None:
     name_in(run, word)
-    assert main(["evaluate", str(run), f"--{word}", f"{run / 'payload.py'}:call"]) == 2
-    assert "raised LookupError: called" in capsys.readouterr().err
+    assert "raised LookupError: called" in refused(
+        2, "evaluate", run, f"--{word}", f"{run / 'payload.py'}:call"
+    )
     assert (run / "ran").exists()
 
 
@@ -150,22 +149,19 @@ def test_load_runs_no_code_of_a_folder(name: str, run: Path) -> None:
         assert (run / "ran").exists()
 
 
-def test_load_runs_no_code_of_a_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_load_runs_no_code_of_a_file(run: Path) -> None:
     file = run.parent / "net.fcz"
     fcz.write(file, {}, {"model": {"name": f"{run / 'payload.py'}:call"}, "input_shape": [1, 8, 8]})
     with pytest.raises(RecipeError, match="trust_code=True"):
         firecaffe.load(file)
     for command in (["evaluate"], ["predict"], ["profile"], ["export", "--to", "safetensors"]):
-        assert main([*command, str(file)]) == 2
-        assert "--trust-code" in capsys.readouterr().err
+        assert "--trust-code" in refused(2, *command, file)
     assert not (run / "ran").exists()
     with pytest.raises(OwnCodeError, match="called"):
         firecaffe.load(file, trust_code=True)
 
 
-def test_what_only_describes_a_run_calls_nothing(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_only_describes_a_run_calls_nothing(run: Path) -> None:
     """explain, compare and the report read words."""
     for word in EVERY:
         name_in(run, word)

@@ -76,18 +76,19 @@ def test_a_search_to_its_end_and_again(
 
     # Its own runs are no other seeds, nor runs of the recipe as it is.
     against = [*words, "--against", *found["before"]]
-    assert firecaffe.cli.main(["tune", str(recipe), *against, *found["before"]]) == 2
-    assert "a repetition is no other seed" in capsys.readouterr().err
-    assert firecaffe.cli.main(["tune", str(recipe), *words, "--against", *found["after"]]) == 2
-    assert "its train.global_batch_size is 64, the recipe's is 16" in capsys.readouterr().err
+    assert "a repetition is no other seed" in typed.refused(
+        2, "tune", recipe, *against, *found["before"]
+    )
+    assert "its train.global_batch_size is 64, the recipe's is 16" in typed.refused(
+        2, "tune", recipe, *words, "--against", *found["after"]
+    )
     seeds = {path.name.split("-")[-1] for path in out.glob("*-seed-*") if path.is_dir()}
     assert seeds == {"1", "2"}  # the finalists', and behind them the verdict's
 
     other = ["128" if word == "64" else word for word in words]
     assert firecaffe.cli.main(["tune", str(recipe), "--train.steps", "256", *other]) == 8
     (out / "search.json").write_text("[]")
-    assert firecaffe.cli.main(command) == 8
-    assert "search.json: cannot be read (expected object" in capsys.readouterr().err
+    assert "search.json: cannot be read (expected object" in typed.refused(8, *command)
 
 
 def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
@@ -139,15 +140,13 @@ def test_only_a_training_of_the_verdict_is_told_by_its_test_samples(
 def test_what_cannot_be_is_refused_before_anything_starts(
     recipe: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
     code: int,
     message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert firecaffe.cli.main(["tune", str(recipe), *words]) == code
-    error = capsys.readouterr().err
+    error = typed.refused(code, "tune", recipe, *words)
     assert error.count("\n") == 1
     assert message in error
     assert not (tmp_path / "runs").exists()

@@ -1,8 +1,6 @@
 """A small recipe, and the one line that a mistake in it is told in."""
 
-import pytest
-
-from firecaffe.cli import main
+from tests.typed import in_process
 
 GOOD = """
 [data]
@@ -16,10 +14,10 @@ INT8 = ["--exchange.compressor", "int8"]
 PAIRS = ["--exchange.compressor_level", "1"]
 
 
-def error_of(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> tuple[int, str]:
+def error_of(arguments: list[str]) -> tuple[int, str]:
     """The exit code and the one line on stderr."""
-    code = main(arguments)
-    lines = capsys.readouterr().err.splitlines()
+    done = in_process(*arguments)
+    lines = done.stderr.splitlines()
     assert len(lines) == 1, lines
     assert lines[0].startswith("firecaffe: ")
-    return code, lines[0]
+    return done.returncode, lines[0]

@@ -34,9 +34,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("words", "line"), CASES)
-def test_one_line(recipe: Path, words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line(recipe: Path, words: str, line: str) -> None:
     recipe.write_text(f"{recipe.read_text()}\n{words}\n")
     options = ["--nproc-per-node", "2", "--model.name", f"{split_nets.PLACE}:Net"]
-    code, said = error_of(capsys, ["train", str(recipe), *options])
+    code, said = error_of(["train", str(recipe), *options])
     assert code == 2
     assert said.startswith(f"firecaffe: {line}")

@@ -9,6 +9,7 @@ import pytest
 
 from firecaffe.cli import main
 from tests.cli.mistakes.line import GOOD, INT8, PAIRS, error_of
+from tests.typed import refused, said_by
 
 
 @pytest.mark.parametrize(
@@ -93,13 +94,12 @@ from tests.cli.mistakes.line import GOOD, INT8, PAIRS, error_of
     ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
 )
 def test_train(
-    capsys: pytest.CaptureFixture[str],
     recipe: Path,
     options: list[str],
     code: int,
     parts: list[str],
 ) -> None:
-    found_code, line = error_of(capsys, ["train", str(recipe), *options])
+    found_code, line = error_of(["train", str(recipe), *options])
     assert found_code == code, line
     for part in parts:
         assert part in line
@@ -112,34 +112,55 @@ def test_train(
         (GOOD.replace("steps = 1", 'steps = "one"'), ["train.steps", "one"]),
         (GOOD + "[optimiser]\nlr = 1\n", ["optimiser"]),
         ("[train\n", ["no TOML"]),
+        (f"exchange = 3\n{GOOD}", ["exchange is 3", "a section"]),
+        (f'model = "lenet"\n{GOOD}', ["model is 'lenet'", "a section"]),
+        (f"[exchnge]\n{GOOD}", ["no section 'exchnge'", "exchange, checkpoint"]),
     ],
-    ids=["unknown word", "wrong type", "unknown section", "no TOML"],
 )
-def test_recipe_file(
-    capsys: pytest.CaptureFixture[str], recipe: Path, text: str, parts: list[str]
-) -> None:
+def test_recipe_file(recipe: Path, text: str, parts: list[str]) -> None:
     recipe.write_text(text)
-    code, line = error_of(capsys, ["train", str(recipe)])
+    code, line = error_of(["train", str(recipe)])
     assert code == 2, line
     for part in parts:
         assert part in line
 
 
-def test_missing_recipe(capsys: pytest.CaptureFixture[str]) -> None:
-    assert error_of(capsys, ["train", "no.toml"]) == (
-        2,
-        "firecaffe: recipe no.toml: No such file or directory",
-    )
-    code, line = error_of(capsys, ["train", "--train.steps", "3"])
-    assert (code, "takes one recipe, found none" in line) == (2, True)
+STALE = ("--synchrony.mode", "stale", "--synchrony.clock", "simulated")
+LOCAL = ("--synchrony.mode", "local", "--synchrony.local_steps", "1")
+TWO = ("--synchrony.replicas", "2")
+FEW = ("--synchrony.local_steps", "99", "--train.steps", "99", "--synchrony.fragments", "99")
+BACKUP = ("--synchrony.mode", "backup", "--synchrony.backup_workers", "2")
 
 
-def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    code, line = error_of(capsys, ["trian"])
-    assert (code, "'trian'" in line, "mean train?" in line, "verify" in line) == (2, *[True] * 3)
+@pytest.mark.parametrize(
+    ("argv", "parts"),
+    [
+        (["trian"], ["'trian'", "mean train?", "verify"]),
+        (["train", "no.toml"], ["firecaffe: recipe no.toml: No such file or directory"]),
+        (["train", "--train.steps", "3"], ["takes one recipe, found none"]),
+        (["check", "RECIPE", *BACKUP, "--nnodes", "1:3"], ["--nnodes 1:3 may come to 2 hosts"]),
+        (["verify", "RECIPE", *STALE], ["stale gives other results", "replay"]),
+        (["demo", "RECIPE", *STALE], ["stale gives other results", "replay"]),
+        (["train", "RECIPE", *LOCAL, *TWO, "--nproc-per-node", "3"], ["replicas is 2 on 3 wor"]),
+        (["verify", "RECIPE", *LOCAL, *TWO, "--nproc-per-node", "1,3"], ["replicas is 2 on 3 wor"]),
+        (["train", "RECIPE", *LOCAL, "--synchrony.warm_epochs", "99"], ["steps, but the training"]),
+        (["train", "RECIPE", *LOCAL, *FEW], ["synchrony.fragments is 99, but the network has"]),
+        *(
+            (["verify", "RECIPE", "--nproc-per-node", numbers], ["--nproc-per-node"])
+            for numbers in ("1", "2,2", "1,x", "0,1", "")
+        ),
+        (["verify", "RECIPE", "--nproc-per-node", "1,9"], ["9 ranks"]),
+    ],
+    ids=lambda value: " ".join(value),
+)
+def test_commands(recipe: Path, argv: list[str], parts: list[str]) -> None:
+    code, line = error_of([str(recipe) if word == "RECIPE" else word for word in argv])
+    assert code == 2, line
+    for part in parts:
+        assert part in line
 
 
-def test_truncated_data(capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path) -> None:
+def test_truncated_data(recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mnist"
     folder.mkdir()
     for part, number in (("train", 60_000), ("t10k", 10_000)):
@@ -148,23 +169,13 @@ def test_truncated_data(capsys: pytest.CaptureFixture[str], recipe: Path, tmp_pa
         labels = b"\x00\x00\x08\x01" + number.to_bytes(4) + bytes(number)
         (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
     words = ["--data.name", "mnist", "--data.path", str(folder)]
-    code, line = error_of(capsys, ["train", str(recipe), *words])
+    code, line = error_of(["train", str(recipe), *words])
     assert (code, "-images-idx3-ubyte.gz" in line) == (3, True)
 
 
-def test_run_folder_exists(
-    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
-) -> None:
-    code, line = error_of(capsys, ["train", str(recipe), "--run.folder", str(tmp_path)])
+def test_run_folder_exists(recipe: Path, tmp_path: Path) -> None:
+    code, line = error_of(["train", str(recipe), "--run.folder", str(tmp_path)])
     assert (code, str(tmp_path) in line, "exists already" in line) == (8, True, True)
-
-
-def test_a_check_of_hosts_that_may_leave_looks_at_each_number(
-    capsys: pytest.CaptureFixture[str], recipe: Path
-) -> None:
-    words = ["--synchrony.mode", "backup", "--synchrony.backup_workers", "2", "--nnodes", "1:3"]
-    code, line = error_of(capsys, ["check", str(recipe), *words])
-    assert (code, "--nnodes 1:3 may come to 2 hosts" in line) == (2, True)
 
 
 @pytest.mark.parametrize("command", ["train", "check", "bench exchange"])
@@ -172,7 +183,6 @@ def test_a_check_of_hosts_that_may_leave_looks_at_each_number(
     "words", [["--nproc-per-node", "3"], ["--master-port", "29501"], ["--max-restarts", "1"]]
 )
 def test_options_of_our_launcher_under_another(
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     recipe: Path,
     command: str,
@@ -182,9 +192,8 @@ def test_options_of_our_launcher_under_another(
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     argv = [*command.split(), *([str(recipe)] if command == "train" else []), *words]
-    code = main(argv)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert (code, words[0] in line) == (2, True)
+    (line,) = refused(2, *argv).splitlines()
+    assert words[0] in line
     known = words[0] != "--max-restarts" or command == "train"
     assert ("as rank 0 of 2" if known else "has no option") in line
 
@@ -197,110 +206,24 @@ def taken_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-def test_port_in_use(capsys: pytest.CaptureFixture[str], recipe: Path, taken_port: int) -> None:
-    code, line = error_of(capsys, ["train", str(recipe), "--master-port", str(taken_port)])
+def test_port_in_use(recipe: Path, taken_port: int) -> None:
+    code, line = error_of(["train", str(recipe), "--master-port", str(taken_port)])
     assert code == 6
     assert f"--master-port {taken_port}" in line
     assert "in use" in line
 
 
-@pytest.mark.parametrize("command", ["verify", "demo"])
-def test_who_was_early_has_no_twins(
-    capsys: pytest.CaptureFixture[str], recipe: Path, command: str
-) -> None:
-    words = ["--synchrony.mode", "stale", "--synchrony.clock", "simulated"]
-    code, line = error_of(capsys, [command, str(recipe), *words])
-    assert (code, "stale gives other results" in line, "replay" in line) == (2, True, True)
-
-
-TWO = ("--synchrony.replicas", "2")
-
-
-@pytest.mark.parametrize(
-    ("command", "words", "expected"),
-    [
-        ("train", [*TWO, "--nproc-per-node", "3"], "replicas is 2 on 3 workers"),
-        ("verify", [*TWO, "--nproc-per-node", "1,3"], "replicas is 2 on 3 workers"),
-        ("train", ["--synchrony.warm_epochs", "99"], "synchronous steps, but the training has"),
-        (
-            "train",
-            ["--synchrony.local_steps", "99", "--train.steps", "99", "--synchrony.fragments", "99"],
-            "synchrony.fragments is 99, but the network has",
-        ),
-    ],
-)
-def test_replicas_that_cannot_be(
-    capsys: pytest.CaptureFixture[str],
-    recipe: Path,
-    command: str,
-    words: list[str],
-    expected: str,
-) -> None:
-    local = ["--synchrony.mode", "local", "--synchrony.local_steps", "1"]
-    code, line = error_of(capsys, [command, str(recipe), *local, *words])
-    assert (code, expected in line) == (2, True)
-
-
-@pytest.mark.parametrize("numbers", ["1", "2,2", "1,x", "0,1", ""])
-def test_verify_wants_two_numbers(
-    capsys: pytest.CaptureFixture[str], recipe: Path, numbers: str
-) -> None:
-    code, line = error_of(capsys, ["verify", str(recipe), "--nproc-per-node", numbers])
-    assert (code, "--nproc-per-node" in line) == (2, True)
-
-
-def test_verify_checks_all_its_numbers_first(
-    capsys: pytest.CaptureFixture[str], recipe: Path
-) -> None:
-    code, line = error_of(capsys, ["verify", str(recipe), "--nproc-per-node", "1,9"])
-    assert (code, "9 ranks" in line) == (2, True)
-
-
-def test_print_config_resolves_every_word(
-    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
-) -> None:
-    assert main(["train", str(recipe), "--solver.base_lr", "0.3", "--print-config"]) == 0
-    resolved = capsys.readouterr().out
+def test_print_config_resolves_every_word(recipe: Path, tmp_path: Path) -> None:
+    resolved = said_by("train", recipe, "--solver.base_lr", "0.3", "--print-config")
     assert "base_lr = 0.3" in resolved
     assert not resolved.startswith("#")
     assert "steps = 1" in resolved
     again = tmp_path / "again.toml"
     again.write_text(resolved)
-    assert main(["train", str(again), "--print-config"]) == 0
-    assert capsys.readouterr().out == resolved
+    assert said_by("train", again, "--print-config") == resolved
     scaled = ["--solver.scale", "sqrt", "--solver.reference_batch_size", "2"]
-    assert main(["train", str(again), *scaled, "--print-config"]) == 0
-    assert capsys.readouterr().out.startswith("# learning rate: 0.6 = 0.3 x 2 (sqrt, batch 8 over")
-
-
-@pytest.mark.parametrize(
-    ("line", "parts"),
-    [
-        ("exchange = 3", ["exchange is 3", "a section"]),
-        ('model = "lenet"', ["model is 'lenet'", "a section"]),
-        ("[exchnge]", ["no section 'exchnge'", "exchange, checkpoint"]),
-    ],
-)
-def test_what_is_no_section(
-    recipe: Path, capsys: pytest.CaptureFixture[str], line: str, parts: list[str]
-) -> None:
-    recipe.write_text(f"{line}\n{GOOD}")
-    code, said = error_of(capsys, ["train", str(recipe)])
-    assert code == 2
-    assert all(part in said for part in parts)
-
-
-def test_a_device_that_is_not_there_is_bench_s_own_word(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    code, said = error_of(capsys, ["bench", "exchange", "--device", "cuda"])
-    assert (code, "--device is cuda" in said) == (2, True)
-
-
-def test_more_ranks_than_a_bench_can_check(capsys: pytest.CaptureFixture[str]) -> None:
-    code, said = error_of(capsys, ["bench", "exchange", "--nproc-per-node", "1025"])
-    assert (code, "1025; it must be at most 1024" in said) == (2, True)
+    config = said_by("train", again, *scaled, "--print-config")
+    assert config.startswith("# learning rate: 0.6 = 0.3 x 2 (sqrt, batch 8 over")
 
 
 def test_verify_leaves_the_folder_of_a_finished_run_alone(
@@ -327,11 +250,11 @@ def test_a_broken_pipe_in_a_rank_is_told(
 
 
 def test_a_current_folder_that_has_been_deleted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    code, said = error_of(capsys, ["plan", "--model", "lenet"])
+    code, said = error_of(["plan", "--model", "lenet"])
     assert (code, "current folder" in said) == (8, True)

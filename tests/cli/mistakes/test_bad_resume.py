@@ -35,48 +35,38 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
 
 
 def test_flipped_byte_in_checkpoint(
-    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path, finished_run: FinishedRun
+    recipe: Path, tmp_path: Path, finished_run: FinishedRun
 ) -> None:
     run = shutil.copytree(finished_run(), tmp_path / "run")
-    capsys.readouterr()
     state = run / "checkpoints" / "step-00000001" / "state.safetensors"
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 1
     state.write_bytes(content)
-    code, line = error_of(capsys, ["train", str(recipe), "--resume", str(run)])
+    code, line = error_of(["train", str(recipe), "--resume", str(run)])
     assert (code, "state.safetensors" in line, "damaged" in line) == (4, True, True)
 
 
-def test_resume_without_a_recipe(
-    capsys: pytest.CaptureFixture[str], finished_run: FinishedRun
-) -> None:
+def test_resume_without_a_recipe(finished_run: FinishedRun) -> None:
     """Wherever in the run the path leads."""
     run = finished_run()
-    capsys.readouterr()
     for where in (run, run / "checkpoints" / "step-00000001"):
-        code, line = error_of(capsys, ["train", "--resume", str(where)])
+        code, line = error_of(["train", "--resume", str(where)])
         assert (code, f"the run to resume is {run / 'recipe.toml'}" in line) == (2, True), line
 
 
-def test_resume_with_another_recipe(
-    capsys: pytest.CaptureFixture[str], recipe: Path, finished_run: FinishedRun
-) -> None:
+def test_resume_with_another_recipe(recipe: Path, finished_run: FinishedRun) -> None:
     run = finished_run()
-    capsys.readouterr()
     words = ["--resume", str(run), "--solver.momentum", "0.5"]
-    code, line = error_of(capsys, ["train", str(recipe), *words])
+    code, line = error_of(["train", str(recipe), *words])
     assert (code, "solver.momentum is 0.5" in line) == (4, True)
 
 
 @pytest.mark.parametrize("policy", ["fixed", "cosine"])
-def test_resume_with_fewer_steps(
-    capsys: pytest.CaptureFixture[str], recipe: Path, finished_run: FinishedRun, policy: str
-) -> None:
+def test_resume_with_fewer_steps(recipe: Path, finished_run: FinishedRun, policy: str) -> None:
     words = ["--solver.lr_policy", policy]
     run = finished_run(*words, "--train.steps", "2")
-    capsys.readouterr()
     words += ["--resume", str(run), "--train.steps", "1"]
-    code, line = error_of(capsys, ["train", str(recipe), *words])
+    code, line = error_of(["train", str(recipe), *words])
     assert (code, "at step 2" in line, "ends at step 1" in line) == (4, True, True), line
 
 
@@ -91,7 +81,6 @@ def test_resume_with_fewer_steps(
     ids=["another", "none any more", "none before", "another level"],
 )
 def test_resume_with_another_compressor(
-    capsys: pytest.CaptureFixture[str],
     recipe: Path,
     finished_run: FinishedRun,
     saved: list[str],
@@ -100,7 +89,6 @@ def test_resume_with_another_compressor(
     values: tuple[str, str],
 ) -> None:
     run = finished_run(*saved)
-    capsys.readouterr()
-    code, line = error_of(capsys, ["train", str(recipe), "--resume", str(run), *asked])
+    code, line = error_of(["train", str(recipe), "--resume", str(run), *asked])
     expected = f"exchange.{word} is {values[0]} in the recipe, {values[1]} in the checkpoint"
     assert (code, expected in line) == (4, True), line

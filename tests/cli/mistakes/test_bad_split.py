@@ -101,12 +101,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("net", "words", "line"), CASES)
-def test_one_line(
-    recipe: Path, net: str, words: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_line(recipe: Path, net: str, words: str, line: str) -> None:
     recipe.write_text(f"{recipe.read_text()}\n[parallel]\n{words}\n")
     options = ["--nproc-per-node", "2", "--model.name", f"{split_nets.PLACE}:{net}"]
-    code, said = error_of(capsys, ["train", str(recipe), *options])
+    code, said = error_of(["train", str(recipe), *options])
     assert code == 2
     assert said.startswith(f"firecaffe: {line}")
 
@@ -121,21 +119,17 @@ def test_one_line(
         ),
     ],
 )
-def test_a_batch_that_is_smaller_than_the_workers(
-    recipe: Path, words: str, line: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_batch_that_is_smaller_than_the_workers(recipe: Path, words: str, line: str) -> None:
     recipe.write_text(f"{recipe.read_text()}\n[parallel]\n{words}\n")
     small = ["--nproc-per-node", "2", "--train.global_batch_size", "2"]
-    code, said = error_of(capsys, ["train", str(recipe), *small])
+    code, said = error_of(["train", str(recipe), *small])
     assert code == 2
     assert said.startswith(f"firecaffe: {line}")
 
 
-def test_words_by_which_the_scheme_alone_says_it(
-    recipe: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words_by_which_the_scheme_alone_says_it(recipe: Path) -> None:
     """The line names what the recipe has, parallel.scheme."""
     recipe.write_text(f"{recipe.read_text()}\n[parallel]\nmodel = 2\n{TRICK}")
-    code, said = error_of(capsys, ["train", str(recipe), "--train.compile", "true"])
+    code, said = error_of(["train", str(recipe), "--train.compile", "true"])
     assert code == 2
     assert said.startswith("firecaffe: parallel.scheme = one_weird_trick with train.compile")
