@@ -60,8 +60,7 @@ unit/models/test_networks.py
 cli/test_numbers.py
 cli/test_trust.py
 cluster/test_virtual_cluster.py
-cli/test_import_path.py
-cli/test_locale.py
+cli/test_real_pythons.py
 cli/test_import_caffe.py
 ranks/test_other_libraries.py
 ranks/test_stage_run.py

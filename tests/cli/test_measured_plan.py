@@ -1,4 +1,4 @@
-"""Plans with a step that was measured: by a training's first steps, or by `plan --measure`."""
+"""Forecasts of runs, in every mode: refined by steps, scored and explained; `plan --measure`."""
 
 import json
 from dataclasses import replace
@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import firecaffe
+from firecaffe import DataConfig, ModelConfig, Recipe, RunConfig, SynchronyConfig, TrainConfig
 from firecaffe.api import step_rates
 from firecaffe.api.answer import write_cluster
-from firecaffe.cli import main
 from firecaffe.planner.cluster import load_cluster
+from tests import typed
 from tests.cli.test_plan import plan, planned
-from tests.typed import firecaffe
 
 SMALL = (
     '[model]\nname = "lenet"\n[data]\nname = "generated"\n'
@@ -20,9 +21,7 @@ SMALL = (
 )
 
 
-def test_measured_steps_replace_a_wrong_forecast(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_measured_steps_replace_a_wrong_forecast(tmp_path: Path) -> None:
     """Of a cluster file whose device is a thousand times too slow."""
     recipe, file, run = (tmp_path / name for name in ("recipe.toml", "wrong.toml", "run"))
     recipe.write_text(SMALL)
@@ -30,7 +29,7 @@ def test_measured_steps_replace_a_wrong_forecast(
     wrong = replace(host.device, peak_flops={"float32": 8e7}, memory_bytes_per_s=8e6)
     write_cluster(file, replace(host, device=wrong))
     words = ["--run.folder", str(run), "--run.cluster", str(file)]
-    done = firecaffe("train", str(recipe), "--nproc-per-node", "2", *words)
+    done = typed.firecaffe("train", str(recipe), "--nproc-per-node", "2", *words)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if "with compute measured" in line]
     assert "in steps 5 to 20: " in line
@@ -38,8 +37,7 @@ def test_measured_steps_replace_a_wrong_forecast(
     second = kept["refined"]
     assert (second["workers"], second["made_from"]["micro_batches"]) == (2, 4)
     assert 0 < second["step_low_s"] < second["step_s"] < second["step_high_s"]
-    assert main(["explain", str(run), "--json"]) == 0
-    score = json.loads(capsys.readouterr().out)["score"]
+    score = json.loads(typed.said_by("explain", run, "--json"))["score"]
     measured_s = score["step"]["measured_s"]
     assert score["step"]["forecast_s"] == second["step_s"]
     assert score["first_s"] == kept["step_s"]
@@ -66,3 +64,37 @@ def test_a_step_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         code, _, err = plan(*words, "--measure")
         assert (code, len(err.splitlines())) == (2, 1)
         assert said in err
+
+
+MODES = {
+    "asynchronous": SynchronyConfig("asynchronous", warm_steps=1, in_flight=2),
+    "local": SynchronyConfig("local", replicas=2, local_steps=2),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_run_is_forecast_scored_and_explained(
+    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    recipe = Recipe(
+        model=ModelConfig("lenet"),
+        data=DataConfig("generated"),
+        train=TrainConfig(16, 4, steps=6, eval_batch_size=1000),
+        run=RunConfig(folder=str(run), tensorboard=False),
+        synchrony=MODES[mode],
+    )
+    firecaffe.train(recipe)
+    said = capsys.readouterr().out
+    assert "forecast: " in said
+    lines = [line.partition("  ")[2] for line in said.splitlines() if "measured" in line]
+    assert lines[0].startswith(f"forecast for cpu-host in mode {mode}")
+    assert json.loads((run / "forecast.json").read_text())["mode"] == mode
+    told = typed.said_by("explain", run)
+    assert all(line in told for line in lines)  # the same words, and numbers
+    if mode == "asynchronous":
+        names = ["staleness", "idle time of a worker", "a step sends"]
+        assert [line.split(":")[0] for line in lines[1:]] == names
+        assert "of 20 gradients, 0 dropped" in told
+    else:
+        assert "2 replicas, 3 averages" in told

@@ -1,16 +1,20 @@
-"""What is there already is written over only if that is asked for, alike in every command."""
+"""Paths: what is none is refused, and what is there is written over only if that is asked for."""
 
 import re
+import shutil
 from errno import ENOSPC, EROFS
 from pathlib import Path
 
 import pytest
 
+import firecaffe
 from firecaffe.api.answer import check_target
-from firecaffe.cli import main
+from firecaffe.api.argument_checks import paths_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import atomic_replace
+from firecaffe.planner.cluster import FOLDER, load_cluster
+from tests.typed import refused
 
 RECIPE = str(Path(__file__).parents[3] / "recipes" / "nin_small.toml")
 COMMANDS = {
@@ -25,15 +29,12 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_that_writes_refuses(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_that_writes_refuses(name: str, tmp_path: Path) -> None:
     """Before, `plan`, `check`, `bench` and `compare` wrote over it, and only `tune` refused."""
     suffix = "html" if name in ("compare", "plan --html") else "toml"
     path = tmp_path / f"there.{suffix}"
     path.write_text("mine")
-    assert main([*COMMANDS[name], str(path)]) == 8
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = refused(8, *COMMANDS[name], path).splitlines()
     assert str(path) in line
     assert "--overwrite" in line
     assert path.read_text() == "mine"
@@ -77,3 +78,19 @@ def test_a_write_that_fails_is_an_error_of_ours(errno: int, tmp_path: Path) -> N
         write(target, errno)
     assert ".partial" not in str(refusal.value)
     assert refusal.value.exit_code == 8
+
+
+@pytest.mark.parametrize("value", ["", "a\0b", 3, [Path("a"), "b\0"]])
+def test_what_is_no_path_is_refused(value: object) -> None:
+    with pytest.raises(RecipeError, match="runs is "):
+        paths_of("runs", value)
+
+
+def test_a_cluster_file_may_have_a_comma_in_its_path(tmp_path: Path) -> None:
+    mine = tmp_path / "titan, mine.toml"
+    shutil.copy(FOLDER / "titan.toml", mine)
+    for cluster in (mine, [mine], [str(mine), "titan"]):
+        planned = firecaffe.plan(model="lenet", workers=1, cluster=cluster)
+        assert planned.plans[0].cluster.name == load_cluster(str(mine)).name
+    named = firecaffe.plan(model="lenet", workers=1, cluster="titan,ethernet-1g")
+    assert [plan.cluster.name for plan in named.plans] == ["titan", "ethernet-1g"]
