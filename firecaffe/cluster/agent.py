@@ -31,9 +31,16 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from firecaffe.cluster.addresses import join_place
-from firecaffe.cluster.calls import LAST_S, PatientRendezvous, SideThread
+from firecaffe.cluster.calls import SideThread
 from firecaffe.cluster.groups import ATTEMPT
-from firecaffe.cluster.hosts import PART_S, PATIENCE_S, SAY_EVERY_S, ExitAgreement
+from firecaffe.cluster.hosts import (
+    LAST_S,
+    PART_S,
+    PATIENCE_S,
+    SAY_EVERY_S,
+    ExitAgreement,
+    Rendezvous,
+)
 from firecaffe.cluster.joining import ATTEMPTS
 from firecaffe.cluster.lost_ranks import TOGETHER, LossReader, ProcessState, ReleasedRanks, fault_in
 from firecaffe.cluster.process_settings import SAME_S, heard
@@ -89,7 +96,7 @@ class FaultAgent(SimpleElasticAgent):
         *,
         is_elastic: bool,
     ) -> None:
-        """Run the ranks of `spec`, whose handler is a PatientRendezvous.
+        """Run the ranks of `spec`, whose handler is a Rendezvous.
 
         reports: a folder for the ranks' final reports. is_elastic: other hosts may leave, and this
         one continues without them.
@@ -164,7 +171,7 @@ class FaultAgent(SimpleElasticAgent):
             store.set("firecaffe/attempt", str(lasting.add(ATTEMPTS, 1) - 1))
         os.environ[ATTEMPT] = store.get("firecaffe/attempt").decode()
         rendezvous, attempt = worker_group.spec.rdzv_handler, int(os.environ[ATTEMPT])
-        assert isinstance(rendezvous, PatientRendezvous)
+        assert isinstance(rendezvous, Rendezvous)
         losses = LossReader(lasting, attempt)
         self._released = ReleasedRanks(losses, self.aside, self.callbacks.on_rank_lost, self._kill)
         here = worker_group.group_rank

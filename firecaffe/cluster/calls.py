@@ -12,19 +12,10 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, Self, TypeVar
 
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
-
 T = TypeVar("T")
-
-ANSWER_S = 1.0
-"""Seconds to wait for an answer that the caller can do without."""
 
 POLL_S = 0.5
 """Seconds between checks for signals: one that comes just before a wait does not end the wait."""
-
-LAST_S = 5.0
-"""Seconds for the last questions of a launch, once its ranks have ended."""
 
 
 class SideThread:
@@ -73,61 +64,6 @@ class SideThread:
                 answer.set_result(call())
             except BaseException as error:
                 answer.set_exception(error)
-
-
-def participants(met: DynamicRendezvousHandler) -> dict[Any, int]:
-    """Return the number of each host that has joined (`addr`), as of the store's last query."""
-    return met._state_holder.state.participants  # torch (2.13) has no public name for them
-
-
-class PatientRendezvous(RendezvousHandler):
-    """A rendezvous whose store may be out of reach; running ranks are not ended for that."""
-
-    def __init__(self, inner: DynamicRendezvousHandler, aside: SideThread) -> None:
-        self.inner, self.aside = inner, aside
-        self._asked: Future[int] | None = None  # a pending query for the hosts that wait
-
-    def num_nodes_waiting(self) -> int:
-        """Return the number of hosts that wait to join; 0 while the store does not answer."""
-        if self._asked is None:
-            self._asked = self.aside.begin(self.inner.num_nodes_waiting)
-        if not wait([self._asked], ANSWER_S).done:
-            return 0
-        answer, self._asked = self._asked, None
-        return answer.result() if answer.exception() is None else 0  # the store is gone
-
-    def hosts_there(self) -> set[int]:
-        """Return the numbers of hosts with a recent sign of life; call it by `SideThread.run`."""
-        self.inner.is_closed()  # asks the store for the state
-        return set(participants(self.inner).values())
-
-    def shutdown(self) -> bool:
-        """Close the rendezvous for all hosts; return False if the store does not answer."""
-        try:
-            return self.aside.run(self.inner.shutdown, LAST_S)
-        except Exception:
-            return False
-
-    # The next three are to be called by `SideThread.run`.
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return self.inner.next_rendezvous()
-
-    def is_closed(self) -> bool:
-        return self.inner.is_closed()
-
-    def set_closed(self) -> None:
-        self.inner.set_closed()
-
-    def get_backend(self) -> str:
-        return self.inner.get_backend()
-
-    @property
-    def use_agent_store(self) -> bool:
-        return self.inner.use_agent_store
-
-    def get_run_id(self) -> str:
-        return self.inner.get_run_id()
 
 
 class Calls:

@@ -14,9 +14,10 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import psutil
 from torch._C._distributed_c10d import Store, TCPStore
@@ -38,6 +39,7 @@ from firecaffe.cluster.addresses import (
     listen_to_all,
     split_place,
 )
+from firecaffe.cluster.calls import SideThread
 from firecaffe.cluster.secret import BACKLOG, SignedStore, hold_store
 from firecaffe.errors import LaunchError, RecipeError
 from firecaffe.output import kept_stderr
@@ -245,9 +247,48 @@ def reason_of(error: Exception) -> str:
 READ_S = 60.0
 """Seconds to wait for a value in the store."""
 
+ANSWER_S = 1.0
+"""Seconds to wait for an answer that the caller can do without."""
+
+LAST_S = 5.0
+"""Seconds for the last questions of a launch, once its ranks have ended."""
+
 
 class Rendezvous(DynamicRendezvousHandler):
-    """torch's rendezvous, without a second listener: ranks of one host use the launcher's store."""
+    """torch's rendezvous, whose store may be out of reach; running ranks are not ended for that.
+
+    It has no second listener: ranks of one host use the launcher's store. What is not overridden
+    here is to be called by `SideThread.run`.
+    """
+
+    aside: SideThread
+    _asked: Future[int] | None = None
+    """A pending query for the hosts that wait."""
+
+    def num_nodes_waiting(self) -> int:
+        """Return the number of hosts that wait to join; 0 while the store does not answer."""
+        answer = self._asked = self._asked or self.aside.begin(super().num_nodes_waiting)
+        if not wait([answer], ANSWER_S).done:
+            return 0
+        self._asked = None
+        return answer.result() if answer.exception() is None else 0  # the store is gone
+
+    def shutdown(self) -> bool:
+        """Close the rendezvous for all hosts; return False if the store does not answer."""
+        try:
+            return self.aside.run(super().shutdown, LAST_S)
+        except Exception:
+            return False
+
+    @property
+    def participants(self) -> dict[Any, int]:
+        """The number of each host that has joined (`addr`), as of the store's last query."""
+        return self._state_holder.state.participants  # torch (2.13) has no public name for them
+
+    def hosts_there(self) -> set[int]:
+        """Return the numbers of hosts with a recent sign of life; call it by `SideThread.run`."""
+        self.is_closed()  # asks the store for the state
+        return set(self.participants.values())
 
     @property
     def store(self) -> TCPStore:
@@ -258,12 +299,14 @@ class Rendezvous(DynamicRendezvousHandler):
         return self.store
 
 
-def meet_launchers(hosts: Hosts, address: str, secret: bytes) -> tuple[Rendezvous, bool]:
+def meet_launchers(
+    hosts: Hosts, address: str, secret: bytes, aside: SideThread
+) -> tuple[Rendezvous, bool]:
     """Return the rendezvous, and whether this launcher holds it. Raises: `MEETING_ERRORS`."""
     store, holds_it = _store(hosts)
     signed = SignedStore(store, secret)
     run_id = hosts.rdzv_id or uuid.uuid4().hex
-    handler = Rendezvous.from_backend(
+    met: Rendezvous = Rendezvous.from_backend(
         run_id,
         signed,
         C10dRendezvousBackend(signed, run_id),
@@ -278,7 +321,8 @@ def meet_launchers(hosts: Hosts, address: str, secret: bytes) -> tuple[Rendezvou
         # A host that has left, or is lost, is removed after three of these intervals.
         keep_alive_interval=2,
     )
-    return cast(Rendezvous, handler), holds_it
+    met.aside = aside
+    return met, holds_it
 
 
 def _store(hosts: Hosts) -> tuple[TCPStore, bool]:

@@ -21,10 +21,11 @@ from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from firecaffe.cluster.addresses import LOOPBACK, interface_of, own_addresses
 from firecaffe.cluster.agent import SIGNALS, FaultAgent
-from firecaffe.cluster.calls import LAST_S, PatientRendezvous, SideThread, participants
+from firecaffe.cluster.calls import SideThread
 from firecaffe.cluster.groups import ATTEMPT, GLOO_INTERFACE
 from firecaffe.cluster.handover import LAUNCHED, hand
 from firecaffe.cluster.hosts import (
+    LAST_S,
     MEETING_ERRORS,
     PATIENCE_S,
     Hosts,
@@ -175,17 +176,16 @@ class _Launch:
         self.advice, self.settle, self.aside = advice, settle, aside
         self.killed_before = oom_kill_count()
         try:
-            self.met, self.holds_store = meet_launchers(hosts, address, secret)
+            self.met, self.holds_store = meet_launchers(hosts, address, secret, aside)
         except (*MEETING_ERRORS, ValueError) as error:
             raise self._not_started(error) from error
-        self.handler = PatientRendezvous(self.met, aside)
         spec = WorkerSpec(
             role="rank",
             local_world_size=hosts.nproc_per_node,
             entrypoint=sys.executable,
             # -P: files of the current folder do not hide libraries of the same name.
             args=("-u", "-P", *command),
-            rdzv_handler=self.handler,
+            rdzv_handler=self.met,
             max_restarts=max_restarts,
             monitor_interval=0.1,
             local_addr=address,
@@ -202,7 +202,7 @@ class _Launch:
                 return self._run()
             except SignalException as error:  # also a signal while the end is reported
                 if self.hosts.is_one:  # else others may continue without this host
-                    self.handler.shutdown()
+                    self.met.shutdown()
                 raise self._asked(error) from error
             finally:
                 wait_for_descriptors()  # later code opens files, too
@@ -211,7 +211,7 @@ class _Launch:
         try:
             result = self.agent.run()
         except MEETING_ERRORS as error:
-            self.handler.shutdown()
+            self.met.shutdown()
             failures = self.agent.last_failures
             if failures:  # they are the cause
                 if not self.hosts.is_one:
@@ -220,7 +220,7 @@ class _Launch:
                     )
                 raise self._told(failures, "the run ended") from error
             raise self._not_started(error) from error
-        self.handler.shutdown()
+        self.met.shutdown()
         self.agent.part(self.holds_store)
         if result is None:
             raise LaunchError("the run ended before this host could join it")
@@ -282,7 +282,7 @@ class _Launch:
         )
 
     def _there(self) -> list[str]:
-        return sorted(str(participant.addr) for participant in participants(self.met))
+        return sorted(str(participant.addr) for participant in self.met.participants)
 
     def _asked(self, error: SignalException) -> FirecaffeError:
         # This launcher's ranks have got the signal, too.

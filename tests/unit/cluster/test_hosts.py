@@ -177,7 +177,7 @@ def test_who_is_there_is_said_until_all_are_or_time_is_over(
     alone = launch_at(Hosts(2), LOOPBACK, tmp_path)
     alone.on_waiting(10.0)
     assert capsys.readouterr().err == ""
-    alone.handler.shutdown()
+    alone.met.shutdown()
 
 
 GLOO = "GLOO_SOCKET_IFNAME"

@@ -28,10 +28,10 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from firecaffe.cluster import groups, launcher
 from firecaffe.cluster.addresses import LOOPBACK
 from firecaffe.cluster.agent import FaultAgent
-from firecaffe.cluster.calls import PatientRendezvous, SideThread
+from firecaffe.cluster.calls import SideThread
 from firecaffe.cluster.groups import ATTEMPT, register_rank
 from firecaffe.cluster.handover import HANDED, LAUNCHED, hand, handed
-from firecaffe.cluster.hosts import Hosts
+from firecaffe.cluster.hosts import Hosts, Rendezvous
 from firecaffe.cluster.launcher import (
     MEETING_LOGGER,
     RankFailedError,
@@ -127,7 +127,7 @@ def test_hosts_that_cannot_meet_again_are_told_where(
         run=run,
     )
     launch.agent, launch.settle = cast("FaultAgent", agent), lambda _, fault, __: fault
-    launch.handler = cast("PatientRendezvous", SimpleNamespace(shutdown=bool))
+    launch.met = cast("Rendezvous", SimpleNamespace(shutdown=bool))
     launch.known_folders, launch.has_patience, launch.has_asked = [], True, False
     launch.killed_before = 0
     launch.hosts = Hosts(1, 1, 2, "node-a:29500", "run")

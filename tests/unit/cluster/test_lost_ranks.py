@@ -16,12 +16,10 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistNetworkError
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from firecaffe.cluster import calls as aside
-from firecaffe.cluster import lost_ranks
-from firecaffe.cluster.calls import PatientRendezvous, SideThread
-from firecaffe.cluster.hosts import ExitAgreement
+from firecaffe.cluster import hosts, lost_ranks
+from firecaffe.cluster.calls import SideThread
+from firecaffe.cluster.hosts import ExitAgreement, Rendezvous
 from firecaffe.cluster.lost_ranks import (
     TOGETHER,
     LossReader,
@@ -262,13 +260,6 @@ class Cut:
             raise DistNetworkError("Connection reset by peer")
 
 
-def rendezvous_of(store: Any) -> DynamicRendezvousHandler:
-    handler: DynamicRendezvousHandler = DynamicRendezvousHandler.from_backend(
-        "m", store, C10dRendezvousBackend(store, "m"), 1, 2, "192.0.2.1"
-    )
-    return handler
-
-
 @pytest.fixture
 def asking() -> Iterator[SideThread]:
     with SideThread() as asking:
@@ -278,10 +269,12 @@ def asking() -> Iterator[SideThread]:
 def test_a_store_out_of_reach_ends_no_ranks(
     asking: SideThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aside, "ANSWER_S", 0.01)
-    monkeypatch.setattr(aside, "LAST_S", 0.01)
-    store = Cut()
-    meeting = PatientRendezvous(rendezvous_of(store), asking)
+    monkeypatch.setattr(hosts, "ANSWER_S", 0.01)
+    monkeypatch.setattr(hosts, "LAST_S", 0.01)
+    store: Any = Cut()
+    backend = C10dRendezvousBackend(store, "m")
+    meeting: Rendezvous = Rendezvous.from_backend("m", store, backend, 1, 2, "192.0.2.1")
+    meeting.aside = asking
     assert meeting.num_nodes_waiting() == 0
     store.is_up.clear()
     assert meeting.num_nodes_waiting() == 0
