@@ -89,7 +89,7 @@ class Output:
             raise lost from error
         if is_new and self._name == STDOUT and not self.is_shared:
             line = f"stdout takes no more ({reason}): what it would show is lost, all else goes on"
-            print(f"firecaffe: {line}", file=kept_stderr(), flush=True)
+            say(line)
 
 
 def kept_stdout() -> TextIO:
@@ -97,9 +97,9 @@ def kept_stdout() -> TextIO:
     return _kept(sys.stdout, STDOUT)
 
 
-def kept_stderr() -> TextIO:
-    """Return this process's stderr, for lines that may be lost."""
-    return _kept(sys.stderr, STDERR)
+def say(line: str) -> None:
+    """Print a line of ours to this process's stderr, which may be lost."""
+    print(f"firecaffe: {line}", file=_kept(sys.stderr, STDERR), flush=True)
 
 
 def share_with_ranks() -> None:

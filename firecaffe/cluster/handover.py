@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from firecaffe.errors import FirecaffeError, PeerLostError
 from firecaffe.faults import Fault
 from firecaffe.files import create_empty
-from firecaffe.output import harmless, kept_stderr
+from firecaffe.output import harmless, say
 
 LAUNCHED = "FIRECAFFE_LAUNCHED"
 """Environment variable of ranks that firecaffe's launcher started: its process number."""
@@ -42,7 +42,7 @@ def leave_report(message: str, fault: Fault | None = None, traceback: str = "") 
     # firecaffe's launcher prints the line, unless it is gone or finds no report.
     if not report or os.environ.get(LAUNCHED) != str(os.getppid()):
         rank = f"rank {os.environ['RANK']}: " if "RANK" in os.environ else ""
-        print(f"firecaffe: {rank}{line}\n{traceback}", end="", file=kept_stderr(), flush=True)
+        say(f"{rank}{line}\n{traceback}".removesuffix("\n"))
 
 
 def report_uncaught() -> None:

@@ -42,7 +42,7 @@ from firecaffe.cluster.addresses import (
 from firecaffe.cluster.calls import SideThread
 from firecaffe.cluster.secret import BACKLOG, SignedStore, hold_store
 from firecaffe.errors import LaunchError, RecipeError
-from firecaffe.output import kept_stderr
+from firecaffe.output import say
 
 RANK_BYTES = 200_000_000
 """Bytes of memory that a rank takes before it has a network (torch 2.13, CPU: 203 MB)."""
@@ -175,10 +175,6 @@ def wait_for_endpoint(hosts: Hosts) -> bool:
             say(f"waiting {where}, {now - begun_s:.0f} of {PATIENCE_S:.0f} s: {reason}")
             said_s = now
         time.sleep(TRY_S)
-
-
-def say(line: str) -> None:
-    print(f"firecaffe: {line}", file=kept_stderr(), flush=True)
 
 
 TOGETHER_S = 300.0

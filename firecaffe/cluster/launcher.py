@@ -33,7 +33,6 @@ from firecaffe.cluster.hosts import (
     check_memory,
     meet_launchers,
     reason_of,
-    say,
 )
 from firecaffe.cluster.lost_ranks import fault_in
 from firecaffe.cluster.process_settings import (
@@ -54,7 +53,7 @@ from firecaffe.errors import (
 from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, Fault
 from firecaffe.files import private_folder
 from firecaffe.generators import generators_kept
-from firecaffe.output import share_with_ranks
+from firecaffe.output import say, share_with_ranks
 
 ENDED = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
 """Exit codes of ranks that had stopped already when a signal ended them."""

@@ -36,7 +36,6 @@ from firecaffe.cluster.groups import (
     without_source,
 )
 from firecaffe.cluster.handover import LAUNCHED
-from firecaffe.cluster.hosts import say
 from firecaffe.cluster.launcher_variables import adopt_variables, check_rank_and_size
 from firecaffe.cluster.links import Shape, connect_ranks, links_of
 from firecaffe.cluster.process_settings import keep_freed_memory, variables_kept
@@ -45,6 +44,7 @@ from firecaffe.cluster.verdict import beat_s
 from firecaffe.cluster.watch import Watch
 from firecaffe.cluster.watch_message import PULSE, RankProgress, pack
 from firecaffe.errors import LaunchError, PeerLostError, memory_full
+from firecaffe.output import say
 
 TIMEOUT_S = 300.0
 """Seconds that a rank waits for the others before it gives up."""

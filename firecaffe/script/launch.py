@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypeVar, cast
 import torch
 
 from firecaffe.cluster.from_script import bind, from_script
-from firecaffe.cluster.hosts import Hosts, check_memory, say
+from firecaffe.cluster.hosts import Hosts, check_memory
 from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.cluster.launcher import launch as launch_ranks
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import FirecaffeError, RecipeError, RunError
 from firecaffe.files import private_folder
-from firecaffe.output import kept_stdout
+from firecaffe.output import kept_stdout, say
 from firecaffe.runs.fault import settle_fault
 from firecaffe.user_code import packed, shown
 

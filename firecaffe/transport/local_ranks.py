@@ -28,9 +28,9 @@ from torch import Tensor
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
-from firecaffe.cluster.hosts import say
 from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.errors import PeerLostError
+from firecaffe.output import say
 
 NUMBER = struct.Struct("!I")
 """The local rank, as it is sent."""
