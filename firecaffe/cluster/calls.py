@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
@@ -18,27 +19,47 @@ POLL_S = 0.5
 """Seconds between checks for signals: one that comes just before a wait does not end the wait."""
 
 
-class SideThread:
+class Calls:
+    """A thread that makes calls in the order in which they were put, while the caller continues."""
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        # A daemon thread, because a call may never return: the process's exit does not wait for it.
+        self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self.thread.start()
+
+    def put(self, call: Callable[[], object]) -> None:
+        self._calls.put(call)
+
+    def close(self, wait: bool = True, patience_s: float | None = None) -> None:
+        """End the thread once its calls have returned; `wait` for that, `patience_s` at most."""
+        self._calls.put(None)
+        if wait:
+            self.thread.join(patience_s)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # it would hold a step's tensors until the next call
+
+
+class SideThread(Calls):
     """A thread that runs calls one by one; one that never returns blocks those after it."""
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
-        self._calls = queue.SimpleQueue()
+        super().__init__("aside")
         self._overdue: Future[Any] | None = None
-        # A daemon thread, so that the process's exit does not wait for it.
-        threading.Thread(target=self._serve, name="aside", daemon=True).start()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread once its calls have returned; do not wait for that."""
-        self._calls.put(None)
+        self.close(wait=False)
 
     def begin(self, call: Callable[[], T]) -> "Future[T]":
         """Queue a call, which starts when those before it have returned."""
         answer: Future[T] = Future()
-        self._calls.put((call, answer))
+        self.put(partial(_settle, answer, call))
         return answer
 
     def run(self, call: Callable[[], T], patience_s: float | None = None) -> T:
@@ -57,32 +78,10 @@ class SideThread:
             wait([answer], min(left_s, POLL_S))
         return answer.result()
 
-    def _serve(self) -> None:
-        while (asked := self._calls.get()) is not None:
-            call, answer = asked
-            try:
-                answer.set_result(call())
-            except BaseException as error:
-                answer.set_exception(error)
 
-
-class Calls:
-    """A thread that makes calls in the order in which they were put, while the caller continues."""
-
-    def __init__(self, name: str) -> None:
-        self._waiting: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        # A daemon thread, because a call may wait for a disk that has stalled.
-        self._thread = threading.Thread(target=self._make, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, call: Callable[[], object]) -> None:
-        self._waiting.put(call)
-
-    def close(self, patience_s: float) -> None:
-        """Wait at most `patience_s` seconds until all calls have returned, and end the thread."""
-        self._waiting.put(None)
-        self._thread.join(patience_s)
-
-    def _make(self) -> None:
-        while (call := self._waiting.get()) is not None:
-            call()
+def _settle(future: Future[T], call: Callable[[], T]) -> None:
+    """Make a call, and give what it returns or raises to a future."""
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)

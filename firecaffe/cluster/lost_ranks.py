@@ -43,7 +43,7 @@ class LossReporter:
     def close(self) -> None:
         """Report that every rank is needed again: a loss from now on ends the run."""
         self._set(goes_on_key(self._attempt), "")
-        self._calls.close(TELL_S)
+        self._calls.close(patience_s=TELL_S)
 
     def _set(self, key: str, text: str) -> None:
         store = self._store

@@ -211,7 +211,7 @@ class Watch:
         if self._writer is not None:
             self._writer.join(WRITE_S)
         if self._calls is not None:
-            self._calls.close(WRITE_S)
+            self._calls.close(patience_s=WRITE_S)
         end_s = time.monotonic() + WRITE_S
         for neighbour in self._neighbours.values():
             neighbour.flush_until(end_s)

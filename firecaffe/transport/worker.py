@@ -4,12 +4,12 @@
 rank would delay the exit until the process group times out.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from queue import SimpleQueue
+from functools import partial
 from typing import Any, TypeVar
 
+from firecaffe.cluster.calls import Calls
 from firecaffe.cluster.group import Group
 
 T = TypeVar("T")
@@ -18,22 +18,21 @@ POLL_S = 0.1
 """Seconds between two checks for a lost rank while waiting for a thread."""
 
 
-class Worker:
+class Worker(Calls):
     """Runs submitted tasks in order, in another thread, until one fails."""
 
     def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
         """Start the thread, which calls `begin` first."""
-        self._tasks: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self.failure: BaseException | None = None
         """The first error in the thread; None if nothing has failed."""
         self._last: Future[Any] | None = None
-        self.thread = threading.Thread(target=self._run, args=(begin,), name=name, daemon=True)
-        self.thread.start()
+        self._begin = begin
+        super().__init__(name)
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
         """Submit a task. Its future gets its result or error, or the error of an earlier task."""
         self._last = future = Future[T]()
-        self._tasks.put((future, task))
+        self.put(partial(self._do, future, task))
         return future
 
     def run_here(self, task: Callable[[], T]) -> Future[T]:
@@ -45,20 +44,12 @@ class Worker:
         self._do(future, task)
         return future
 
-    def close(self, wait: bool = True) -> None:
-        self._tasks.put(None)
-        if wait:
-            self.thread.join()
-
-    def _run(self, begin: Callable[[], None]) -> None:
+    def _serve(self) -> None:
         try:
-            begin()
+            self._begin()
         except BaseException as error:
             self.failure = error
-        while (item := self._tasks.get()) is not None:
-            self._do(*item)
-            # Do not keep a done task until the next one: it may hold a step's tensors.
-            del item
+        super()._serve()
 
     def _do(self, future: Future[T], task: Callable[[], T]) -> None:
         try:

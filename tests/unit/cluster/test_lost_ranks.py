@@ -69,7 +69,7 @@ class Launcher:
             teller.tell(fault)
         if is_over:
             teller.close()
-        teller._calls.close(60)
+        teller._calls.close(patience_s=60)
         return teller
 
 
