@@ -49,25 +49,6 @@ class RoundTrip:
     round_trip_s: float
 
 
-class RoundTrips:
-    """The newest round trips. One thread adds them, another takes them."""
-
-    def __init__(self) -> None:
-        self._kept: deque[RoundTrip] = deque(maxlen=MAX_KEPT)
-
-    def add(self, trip: RoundTrip) -> None:
-        self._kept.append(trip)
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def take(self) -> list[RoundTrip]:
-        taken = []
-        while self._kept:
-            taken.append(self._kept.popleft())
-        return taken
-
-
 GRACE_S = 10.0
 """Seconds from the verdict until a rank that does not return from a wait ends its process."""
 
@@ -103,7 +84,7 @@ class Watch:
         self._tell: Tell = lambda *_: None
         self._on_rank_lost: Callable[[Fault], object] | None = None
         self._losses: dict[int, Fault] = {}
-        self._calls: Calls | None = None
+        self._calls = Calls("verdicts")
         now = time.monotonic()
         self._neighbours = {other: Neighbour(peer, now) for other, peer in sockets.items()}
         self._judge = LossJudge(rank, self.hosts, silent_s, place, self._neighbours)
@@ -113,9 +94,9 @@ class Watch:
         self._in_tree = {links.parent, *links.children} - {None}
         self._fault: Fault | None = None
         self._known = threading.Event()
-        self._is_decided = self._fault_sent = False
+        self._is_decided = False
         self._saw_goodbye = self._is_one_gone = False
-        self._round_trips = RoundTrips()
+        self._round_trips: deque[RoundTrip] = deque(maxlen=MAX_KEPT)
         self._lock = threading.Lock()
         self._end_s = float("inf")
         self._selector = selectors.DefaultSelector()
@@ -125,7 +106,6 @@ class Watch:
         self._wake, self._wake_end = socket.socketpair()
         self._selector.register(self._wake_end, selectors.EVENT_READ, None)
         self._closing = False
-        self._writer: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
 
@@ -156,8 +136,6 @@ class Watch:
             )
         # A verdict that exists already stands, and so does one on rank 0.
         with self._lock:
-            if self._calls is None:
-                self._calls = Calls("losses")
             self._on_rank_lost = call
 
     def add_rank(self, host: str, to_it: socket.socket) -> None:
@@ -170,7 +148,8 @@ class Watch:
         is_there.wait(GRACE_S)
 
     def take_round_trips(self) -> list[RoundTrip]:
-        return self._round_trips.take()
+        """Return the newest round trips since the last call; another thread adds them."""
+        return [self._round_trips.popleft() for _ in range(len(self._round_trips))]
 
     def check(self) -> None:
         """Raise PeerLostError if there is a verdict, or if others did not come in time."""
@@ -197,21 +176,18 @@ class Watch:
     def tell(self, fault: Fault) -> None:
         """Send this rank's own fault to all; it leaves, and ignores later faults of others."""
         with self._lock:
-            self._is_decided = self._fault_sent = True
+            self._is_decided = True
         self._send_to_all(FAULT, fault.as_text().encode())
 
     def close(self) -> None:
         """Say goodbye, if no fault was sent, and end the thread."""
-        if not self._fault_sent:
+        if not self._is_decided:
             self._send_to_all(GOODBYE)
         self._closing = True
         with suppress(OSError):
             self._wake.send(b"x")
         self._thread.join()
-        if self._writer is not None:
-            self._writer.join(WRITE_S)
-        if self._calls is not None:
-            self._calls.close(patience_s=WRITE_S)
+        self._calls.close(patience_s=WRITE_S)
         end_s = time.monotonic() + WRITE_S
         for neighbour in self._neighbours.values():
             neighbour.flush_until(end_s)
@@ -296,13 +272,13 @@ class Watch:
             if message.echo_ns:
                 taken_s = (time.monotonic_ns() - message.echo_ns) / 1e9
                 in_host = self.hosts[rank] == self.hosts[self.rank]
-                self._round_trips.add(RoundTrip(self.place.step, rank, in_host, taken_s))
+                self._round_trips.append(RoundTrip(self.place.step, rank, in_host, taken_s))
         elif message.kind == FAULT:
             with suppress(ValueError):
                 fault = Fault.parse(message.text.decode(errors="replace"))
                 # If losses are tolerated, only the rank itself reports its fault.
                 of.has_left |= self._on_rank_lost is None or fault.rank == rank
-                self._take(fault, message.text)
+                self._decide(fault)
         elif message.kind in (GOODBYE, PARTING):
             of.has_left |= message.kind == GOODBYE
             if not self._saw_goodbye and self._on_rank_lost is None:
@@ -310,38 +286,32 @@ class Watch:
                 self._send_to_all(PARTING)
 
     def _decide(self, fault: Fault) -> None:
-        self._take(fault, fault.as_text().encode())
-
-    def _take(self, fault: Fault, text: bytes) -> None:
         # The first verdict counts.
         with self._lock:
             if self._is_decided:
                 return
-            goes_on = self._on_rank_lost is not None and fault.rank != self.rank
-            self._is_decided = not goes_on
-        if goes_on:
-            self._lose(fault, text)
+            on_rank_lost = self._on_rank_lost if fault.rank != self.rank else None
+            self._is_decided = on_rank_lost is None
+        if on_rank_lost is not None:
+            self._lose(fault, on_rank_lost)
             return
         # Pass the verdict on before this rank may act on it and leave.
-        self._send_to_all(FAULT, text)
-        self._fault_sent, self._fault = True, fault
+        self._send_to_all(FAULT, fault.as_text().encode())
+        self._fault = fault
         self._end_s = time.monotonic() + GRACE_S
         self._known.set()
-        # `tell` writes to a disk, which may have stalled.
-        self._writer = threading.Thread(target=self._tell, args=(fault, False), daemon=True)
-        self._writer.start()
+        # In another thread, because `tell` writes to a disk, which may have stalled.
+        self._calls.put(lambda: self._tell(fault, False))
 
-    def _lose(self, fault: Fault, text: bytes) -> None:
-        of, call, calls = self._neighbours.get(fault.rank), self._on_rank_lost, self._calls
-        assert call is not None
-        assert calls is not None
+    def _lose(self, fault: Fault, on_rank_lost: Callable[[Fault], object]) -> None:
+        of = self._neighbours.get(fault.rank)
         if of is None or fault.rank in self._losses:
             return
         self._losses[fault.rank] = fault
         of.has_left, of.gone_s = True, None
-        of.send(pack(FAULT, self.place, text=text))
-        calls.put(lambda: call(fault))
-        calls.put(lambda: self._tell(fault, True))
+        of.send(pack(FAULT, self.place, text=fault.as_text().encode()))
+        self._calls.put(lambda: on_rank_lost(fault))
+        self._calls.put(lambda: self._tell(fault, True))
 
     def _beat(self) -> None:
         for rank, neighbour in self._neighbours.items():

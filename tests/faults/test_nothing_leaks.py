@@ -65,7 +65,7 @@ def left() -> tuple[set[str], int, int]:
     """Names of threads, and how many local sockets and shared vectors there are."""
     for thread in threading.enumerate():
         # A thread that waits for a lost rank, or writes a verdict, ends by itself, a little later.
-        if thread.name == "exchange" or thread.name.endswith("(write)"):
+        if thread.name in ("exchange", "verdicts"):
             thread.join(60)
     gc.collect()
     own = psutil.Process()
