@@ -23,8 +23,8 @@ from multiprocessing.connection import Connection
 import psutil
 
 from firecaffe.cluster.links import links_of
+from firecaffe.cluster.neighbors import RankProgress
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import RankProgress
 from firecaffe.cluster.world import run_pulse
 
 SILENT_S = 20.0

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from firecaffe.cluster.groups import backend_for, destroy, lazy_connections
+from firecaffe.cluster.neighbors import RankProgress
 from firecaffe.cluster.process_settings import non_preempting_threads
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import RankProgress
 
 
 class Traffic:

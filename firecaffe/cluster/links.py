@@ -13,14 +13,10 @@ import hmac
 import json
 import os
 import secrets
-import select
 import socket
-import struct
-import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Self
 
@@ -34,16 +30,7 @@ from firecaffe.cluster.addresses import (
     listen_to_all,
     own_addresses,
 )
-from firecaffe.cluster.pulse import try_lock, unlock
 from firecaffe.cluster.secret import BACKLOG, accept, own_secret, prove, signed
-from firecaffe.cluster.watch_message import (
-    MAX_BYTES,
-    PULSE,
-    RankProgress,
-    Standing,
-    WatchMessage,
-    take_messages,
-)
 from firecaffe.errors import LaunchError
 from firecaffe.value_checks import some_of
 
@@ -248,97 +235,3 @@ def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.s
         except OSError as error:
             reasons.append(f"{join_place(address, port)}: {error}")
     raise LaunchError(f"rank {rank} cannot reach rank {other}: {'; '.join(reasons)}")
-
-
-TCP_INFO = struct.Struct("=56xI")
-"""The offset of tcpi_last_ack_recv (ms) in Linux's tcp_info."""
-
-MAX_UNSENT_BYTES = 2 * MAX_BYTES
-"""Most unsent bytes for a rank that does not read; further messages are dropped."""
-TURN_S = 0.01
-
-
-@dataclass
-class Neighbour:
-    """A linked rank and its socket. Several threads may send at once; one receives."""
-
-    socket: socket.socket
-    last_seen_s: float
-    """The time of the last bytes from this rank, by time.monotonic()."""
-    place: RankProgress = field(default_factory=RankProgress)
-    furthest_behind: Standing | None = None
-    """The rank furthest behind on its side of the tree; None if its link is not in the tree."""
-    has_left: bool = False
-    """Whether it said goodbye or sent a fault; then its closed socket means nothing."""
-    gone_s: float | None = None
-    """The time at which its socket closed without a goodbye or fault."""
-    _beat_ns: tuple[int, int] | None = None
-    """Its clock as of its last beat, and ours then; None if that beat was answered."""
-    _received: bytearray = field(default_factory=bytearray)
-    _unsent: bytearray = field(default_factory=bytearray)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def note_beat(self, clock_ns: int) -> None:
-        self._beat_ns = clock_ns, time.monotonic_ns()
-
-    def take_echo_ns(self) -> int:
-        """Return the clock of its last beat plus the time since then; 0 if that was answered."""
-        beat_ns, self._beat_ns = self._beat_ns, None
-        return 0 if beat_ns is None else beat_ns[0] + time.monotonic_ns() - beat_ns[1]
-
-    def send(self, message: bytes) -> None:
-        """Send a message; what the kernel does not accept is sent with the next one."""
-        with self._lock:
-            if len(self._unsent) + len(message) <= MAX_UNSENT_BYTES:
-                self._unsent += message
-        self.flush()
-
-    def flush(self) -> None:
-        with self._lock:
-            if not self._unsent or not try_lock(self.socket.fileno()):
-                return
-            try:
-                del self._unsent[: self.socket.send(self._unsent)]
-            except BlockingIOError:
-                pass
-            except OSError:  # it is gone
-                self._unsent.clear()
-            if not self._unsent:
-                unlock(self.socket.fileno())
-
-    def flush_until(self, end_s: float) -> None:
-        """Wait until all is sent, but not beyond `end_s`, by time.monotonic()."""
-        poll = select.poll()
-        if self._unsent:
-            poll.register(self.socket, select.POLLOUT)
-        while self._unsent and (left_s := end_s - time.monotonic()) > 0:
-            left = len(self._unsent)
-            poll.poll(left_s * 1000)
-            self.flush()
-            if len(self._unsent) == left:  # the pulse process holds the lock on the socket
-                time.sleep(min(left_s, TURN_S))
-
-    def receive(self, now: float) -> list[WatchMessage] | None:
-        """Return the complete messages received, without pulses; None if the socket is closed."""
-        try:
-            data = self.socket.recv(65536)
-        except BlockingIOError:
-            return []
-        except OSError:
-            data = b""
-        if not data:
-            return None
-        self.last_seen_s = now
-        self._received += data
-        return [message for message in take_messages(self._received) if message.kind != PULSE]
-
-    def last_acknowledged_s(self) -> float:
-        """Return seconds since its host last acknowledged our bytes; 0 if that is not known."""
-        if not sys.platform.startswith("linux"):
-            return 0.0
-        try:
-            # Unacknowledged bytes tell less: a host may take over 40 ms to acknowledge a few.
-            known = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO.size)
-            return float(TCP_INFO.unpack(known)[-1]) / 1e3
-        except (OSError, struct.error):  # closed
-            return 0.0

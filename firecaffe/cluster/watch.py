@@ -1,11 +1,11 @@
 """Watches over the ranks that this one is linked with, and agrees with all on a lost rank.
 
-A thread sends beats with this rank's step to its neighbours (`cluster.links`), and judges by what
+A thread sends beats with this rank's step to its neighbors (`cluster.links`), and judges by what
 it receives. A process beats as well, because a call that holds the interpreter's lock stops the
 thread. A rank is *gone* if its socket closes without a goodbye; *frozen* if it is silent while its
 host acknowledges beats; *unreachable* if its host does not; *stuck* if it beats, but is behind
 others that waited for it until an exchange timed out. A rank that comes to a verdict, or fails by
-itself, sends the fault to its neighbours, which pass it on, so that all ranks end with the same
+itself, sends the fault to its neighbors, which pass it on, so that all ranks end with the same
 message. Beats also measure round trips, which a run records for its links.
 """
 
@@ -21,13 +21,15 @@ from queue import SimpleQueue
 
 from firecaffe.cluster.calls import Calls
 from firecaffe.cluster.handover import end_process, leave_report
-from firecaffe.cluster.links import Neighbour, Shape, links_of, star_of
-from firecaffe.cluster.verdict import SETTLE_S, LossJudge
-from firecaffe.cluster.watch_message import (
+from firecaffe.cluster.links import Shape, links_of, star_of
+from firecaffe.cluster.neighbors import (
     BEAT,
     FAULT,
     GOODBYE,
     PARTING,
+    SETTLE_S,
+    LossJudge,
+    Neighbor,
     RankProgress,
     WatchMessage,
     pack,
@@ -86,8 +88,8 @@ class Watch:
         self._losses: dict[int, Fault] = {}
         self._calls = Calls("verdicts")
         now = time.monotonic()
-        self._neighbours = {other: Neighbour(peer, now) for other, peer in sockets.items()}
-        self._judge = LossJudge(rank, self.hosts, silent_s, place, self._neighbours)
+        self._neighbors = {other: Neighbor(peer, now) for other, peer in sockets.items()}
+        self._judge = LossJudge(rank, self.hosts, silent_s, place, self._neighbors)
         self._comers: SimpleQueue[tuple[int, socket.socket, threading.Event]] = SimpleQueue()
         self._is_star = shape is star_of
         links = shape(rank, hosts)
@@ -189,9 +191,9 @@ class Watch:
         self._thread.join()
         self._calls.close(patience_s=WRITE_S)
         end_s = time.monotonic() + WRITE_S
-        for neighbour in self._neighbours.values():
-            neighbour.flush_until(end_s)
-            neighbour.socket.close()
+        for neighbor in self._neighbors.values():
+            neighbor.flush_until(end_s)
+            neighbor.socket.close()
         self._wake.close()
         self._wake_end.close()
         self._selector.close()
@@ -209,8 +211,8 @@ class Watch:
                     self._admit(now)
             if now - looked_s > self._judge.silent_s / 2:
                 # This process has been asleep, so it cannot judge which rank was silent.
-                for neighbour in self._neighbours.values():
-                    neighbour.last_seen_s = now
+                for neighbor in self._neighbors.values():
+                    neighbor.last_seen_s = now
             looked_s = now
             if now >= next_look_s:
                 self._beat()
@@ -226,7 +228,7 @@ class Watch:
     def _look(self, now: float) -> None:
         """Come to a verdict, if one is due."""
         self._is_one_gone = any(
-            neighbour.gone_s is not None for neighbour in self._neighbours.values()
+            neighbor.gone_s is not None for neighbor in self._neighbors.values()
         )
         if self._fault is None:
             fault = self._judge.lost(now)
@@ -236,10 +238,10 @@ class Watch:
                 self._decide(fault)
 
     def _admit(self, now: float) -> None:
-        # Runs in the watch's own thread, because that thread iterates over all neighbours.
+        # Runs in the watch's own thread, because that thread iterates over all neighbors.
         while not self._comers.empty():
             rank, to_it, is_there = self._comers.get()
-            self._neighbours[rank] = Neighbour(to_it, now)
+            self._neighbors[rank] = Neighbor(to_it, now)
             self._in_tree.add(rank)
             self._selector.register(to_it, selectors.EVENT_READ, rank)
             is_there.set()
@@ -253,7 +255,7 @@ class Watch:
         return self.place.waits and now - self.place.waits_from_s > too_long_s
 
     def _read(self, rank: int, now: float) -> None:
-        of = self._neighbours[rank]
+        of = self._neighbors[rank]
         messages = of.receive(now)
         if messages is None:
             self._selector.unregister(of.socket)
@@ -264,7 +266,7 @@ class Watch:
         for message in messages:
             self._handle(rank, of, message)
 
-    def _handle(self, rank: int, of: Neighbour, message: WatchMessage) -> None:
+    def _handle(self, rank: int, of: Neighbor, message: WatchMessage) -> None:
         of.place = RankProgress(message.step, message.waits)
         if message.kind == BEAT:
             of.furthest_behind = message.furthest_behind
@@ -304,7 +306,7 @@ class Watch:
         self._calls.put(lambda: self._tell(fault, False))
 
     def _lose(self, fault: Fault, on_rank_lost: Callable[[Fault], object]) -> None:
-        of = self._neighbours.get(fault.rank)
+        of = self._neighbors.get(fault.rank)
         if of is None or fault.rank in self._losses:
             return
         self._losses[fault.rank] = fault
@@ -314,20 +316,20 @@ class Watch:
         self._calls.put(lambda: self._tell(fault, True))
 
     def _beat(self) -> None:
-        for rank, neighbour in self._neighbours.items():
+        for rank, neighbor in self._neighbors.items():
             if rank in self._losses:
-                neighbour.flush()  # the fault must be the last message that it reads
+                neighbor.flush()  # the fault must be the last message that it reads
                 continue
             # After some beats, each rank thus knows the rank that is furthest behind of all.
             is_of_tree = rank in self._in_tree
             behind = self._judge.furthest_behind(without=rank) if is_of_tree else None
             # Each beat also answers the other's last beat, as in NTP, without a further message.
-            neighbour.send(
-                pack(BEAT, self.place, behind, time.monotonic_ns(), neighbour.take_echo_ns())
+            neighbor.send(
+                pack(BEAT, self.place, behind, time.monotonic_ns(), neighbor.take_echo_ns())
             )
 
     def _send_to_all(self, kind: int, text: bytes = b"") -> None:
         message = pack(kind, self.place, text=text)
         # A copy, because the watch's own thread may add a rank meanwhile.
-        for neighbour in list(self._neighbours.values()):
-            neighbour.send(message)
+        for neighbor in list(self._neighbors.values()):
+            neighbor.send(message)

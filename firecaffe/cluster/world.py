@@ -38,11 +38,10 @@ from firecaffe.cluster.groups import (
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.launcher_variables import adopt_variables, check_rank_and_size
 from firecaffe.cluster.links import Shape, connect_ranks, links_of
+from firecaffe.cluster.neighbors import PULSE, RankProgress, beat_s, pack
 from firecaffe.cluster.process_settings import keep_freed_memory, variables_kept
 from firecaffe.cluster.secret import signed
-from firecaffe.cluster.verdict import beat_s
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import PULSE, RankProgress, pack
 from firecaffe.errors import LaunchError, PeerLostError, memory_full
 from firecaffe.output import say
 

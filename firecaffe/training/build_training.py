@@ -18,9 +18,9 @@ from firecaffe.cluster.groups import GLOO_INTERFACE
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.joining import JoinClient
 from firecaffe.cluster.links import links_of, star_of
+from firecaffe.cluster.neighbors import RankProgress
 from firecaffe.cluster.process_settings import exclusive_in_process
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import RankProgress
 from firecaffe.cluster.world import World, join, run_pulse
 from firecaffe.data import Data
 from firecaffe.data.datasets import GIVEN

@@ -22,24 +22,24 @@ from torch._C._distributed_c10d import HashStore
 
 from firecaffe.cluster import pulse
 from firecaffe.cluster.links import (
-    MAX_UNSENT_BYTES,
     Links,
-    Neighbour,
     connect_ranks,
     links_of,
     most_links,
 )
-from firecaffe.cluster.pulse import is_stopped, write
-from firecaffe.cluster.verdict import BEATS
-from firecaffe.cluster.watch_message import (
+from firecaffe.cluster.neighbors import (
     BEAT,
+    BEATS,
     FAULT,
     HEADER,
+    MAX_UNSENT_BYTES,
     PULSE,
+    Neighbor,
     RankProgress,
     pack,
     take_messages,
 )
+from firecaffe.cluster.pulse import is_stopped, write
 from firecaffe.cluster.world import run_pulse
 from firecaffe.errors import LaunchError
 
@@ -142,7 +142,7 @@ def link() -> Iterator[Link]:
         yield near, far
 
 
-def fill(of: Neighbour) -> int:
+def fill(of: Neighbor) -> int:
     """Sends until the kernel takes no more; returns how many messages."""
     count = 0
     while not of._unsent:
@@ -176,7 +176,7 @@ def write_beside(near: socket.socket) -> None:
 
 def test_a_message_that_was_begun_is_ended_before_the_next(link: Link) -> None:
     near, far = link
-    of = Neighbour(near, 0.0)
+    of = Neighbor(near, 0.0)
     count = fill(of)
     found = read_all(far)
     write_beside(near)  # it is not its turn
@@ -197,7 +197,7 @@ def test_a_message_that_was_begun_is_ended_before_the_next(link: Link) -> None:
 def test_what_is_kept_for_one_that_never_reads_has_a_bound(link: Link) -> None:
     """And nothing is kept for one that is gone."""
     near, far = link
-    of = Neighbour(near, 0.0)
+    of = Neighbor(near, 0.0)
     for _ in range(fill(of) + 20):
         of.send(pack(FAULT, RankProgress(), text=TEXT))
     assert 0 < len(of._unsent) <= MAX_UNSENT_BYTES

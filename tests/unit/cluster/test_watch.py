@@ -9,9 +9,9 @@ import threading
 
 import pytest
 
-from firecaffe.cluster.links import Neighbour, Shape, links_of, star_of
+from firecaffe.cluster.links import Shape, links_of, star_of
+from firecaffe.cluster.neighbors import BEAT, FAULT, HEADER, NOBODY, Neighbor, RankProgress, pack
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import BEAT, FAULT, HEADER, NOBODY, RankProgress, pack
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 from tests.unit.cluster.watches import LONG_S, SILENT_S, connect, fault_of, until, watches
@@ -31,7 +31,7 @@ def test_a_silent_rank_whose_host_does_not_answer_cannot_be_reached(
     with watches(3, range(2), SILENT_S) as (watching, sockets):
         lost = [sockets[rank][2] for rank in range(2)]
         monkeypatch.setattr(
-            Neighbour, "last_acknowledged_s", lambda each: LONG_S * (each.socket in lost)
+            Neighbor, "last_acknowledged_s", lambda each: LONG_S * (each.socket in lost)
         )
         for watch in watching:
             fault = fault_of(watch)
@@ -41,7 +41,7 @@ def test_a_silent_rank_whose_host_does_not_answer_cannot_be_reached(
 def test_a_rank_that_reaches_no_other_host_blames_its_own_link(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Neighbour, "last_acknowledged_s", lambda _: LONG_S)
+    monkeypatch.setattr(Neighbor, "last_acknowledged_s", lambda _: LONG_S)
     with watches(4, range(1), SILENT_S) as (watching, _):
         fault = fault_of(watching[0])
         assert (fault.kind, fault.rank) == ("unreachable", 0)
@@ -55,7 +55,7 @@ def test_a_rank_that_reaches_no_other_host_blames_its_own_link(
 def test_a_host_answers_for_a_process_that_reads_nothing() -> None:
     near, far = connect()
     with near, far:
-        host = Neighbour(near, 0.0)
+        host = Neighbor(near, 0.0)
         until(lambda: host.last_acknowledged_s() > 0.1)
         host.send(b"x")
         until(lambda: host.last_acknowledged_s() < 0.1)
@@ -65,7 +65,7 @@ def test_nobody_is_named_where_nobody_is_behind() -> None:
     with watches(2, silent_s=SILENT_S) as (watching, _):
         for watch in watching:
             watch.place.step, watch.place.waits = 4, True
-        until(lambda: watching[0]._neighbours[1].furthest_behind == (4, True, 1))
+        until(lambda: watching[0]._neighbors[1].furthest_behind == (4, True, 1))
         assert watching[0].verdict(timed_out=True) is None
 
 
@@ -244,7 +244,7 @@ def test_a_rank_that_serves_others_waits_for_none_of_them() -> None:
         Losses(watching[0])
         place = watching[0].place
         place.step, place.waits, place.waits_from_s = 3, True, 0.0
-        until(lambda: watching[1]._neighbours[0].place.waits)
+        until(lambda: watching[1]._neighbors[0].place.waits)
         assert watching[0].verdict(timed_out=True) is None
         watching[0].check()
         assert watching[0].losses == {}
@@ -302,7 +302,7 @@ def test_a_rank_that_comes_while_all_are_told_changes_nothing_there(
 ) -> None:
     """It is taken up in another thread, between two of those that are told."""
     with watches(3, shape=star_of) as (watching, _):
-        first = watching[0]._neighbours[1]
+        first = watching[0]._neighbors[1]
         really_send = first.send
         ours, its = socket.socketpair()
         comers = [ours]

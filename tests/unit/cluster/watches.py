@@ -7,8 +7,8 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 
 from firecaffe.cluster.links import Shape, links_of
+from firecaffe.cluster.neighbors import RankProgress
 from firecaffe.cluster.watch import Watch
-from firecaffe.cluster.watch_message import RankProgress
 from firecaffe.faults import Fault
 
 SILENT_S = 0.6
