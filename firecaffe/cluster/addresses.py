@@ -35,19 +35,18 @@ def check_known(host: str, word: str) -> None:
         ) from error
 
 
-def listen_at(host: str, port: int, backlog: int) -> socket.socket:
-    """Open a listener at one address of this host, by name or number; port 0 takes a free one."""
-    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    return socket.create_server(place[:2], family=family, backlog=backlog)
+BACKLOG = 1024
+"""Most connections that wait in the kernel."""
 
 
-def listen_to_all(backlog: int, port: int = 0) -> socket.socket:
-    """Open a listener at all of this host's addresses; port 0 takes a free one."""
-    if socket.has_dualstack_ipv6():
-        everywhere = "", port
-        family = socket.AF_INET6
-        return socket.create_server(everywhere, family=family, backlog=backlog, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=backlog)
+def listen(one_host: bool, host: str = LOOPBACK, port: int = 0) -> socket.socket:
+    """Open a listener at `host`, or for several hosts at all addresses; port 0 takes a free one."""
+    if one_host:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place[:2], family=family, backlog=BACKLOG)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=BACKLOG, dualstack_ipv6=both)
 
 
 def own_addresses(towards: str) -> list[str]:

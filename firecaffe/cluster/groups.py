@@ -38,15 +38,14 @@ from firecaffe.cluster.addresses import (
     is_loopback_only,
     is_one_host,
     join_place,
-    listen_at,
-    listen_to_all,
+    listen,
     own_addresses,
 )
 from firecaffe.cluster.calls import POLL_S
 from firecaffe.cluster.handover import LAUNCHED, end_process, leave_report
 from firecaffe.cluster.launcher_variables import adopt_variables
 from firecaffe.cluster.process_settings import non_preempting_threads, variables_kept
-from firecaffe.cluster.secret import BACKLOG, hold_store
+from firecaffe.cluster.secret import hold_store
 from firecaffe.errors import LauncherLostError, LaunchError
 
 ALL = "all"
@@ -339,7 +338,7 @@ def _own_store(host: str, port: int, rank: int, alone: bool, timeout: timedelta)
     if rank > 0:
         return TCPStore(host, port, is_master=False, timeout=timeout)
     try:
-        listener = listen_at(host, port, BACKLOG) if alone else listen_to_all(BACKLOG, port)
+        listener = listen(alone, host, port)
     except OSError:
         # This process may hold a store at that port, which is used again; else torch's error shows.
         return TCPStore(

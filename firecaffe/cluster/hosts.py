@@ -35,12 +35,11 @@ from firecaffe.cluster.addresses import (
     check_reachable,
     is_here,
     is_one_host,
-    listen_at,
-    listen_to_all,
+    listen,
     split_place,
 )
 from firecaffe.cluster.calls import SideThread
-from firecaffe.cluster.secret import BACKLOG, SignedStore, hold_store
+from firecaffe.cluster.secret import SignedStore, hold_store
 from firecaffe.errors import LaunchError, RecipeError
 from firecaffe.output import say
 
@@ -323,13 +322,12 @@ def meet_launchers(
 
 def _store(hosts: Hosts) -> tuple[TCPStore, bool]:
     if hosts.is_one:
-        listener = listen_at(LOOPBACK, hosts.master_port, BACKLOG)
+        listener = listen(True, port=hosts.master_port)
         return hold_store(listener, LOOPBACK, READ_S), True
     host, port = hosts.endpoint
     if wait_for_endpoint(hosts):
         try:
-            alone = is_one_host(host)
-            listener = listen_at(host, port, BACKLOG) if alone else listen_to_all(BACKLOG, port)
+            listener = listen(is_one_host(host), host, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:  # another launcher on this host was quicker
                 raise

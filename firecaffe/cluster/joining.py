@@ -19,8 +19,8 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from firecaffe.cluster.addresses import split_place
-from firecaffe.cluster.links import Listener, call, listen
+from firecaffe.cluster.addresses import listen, split_place
+from firecaffe.cluster.links import Listener, call
 from firecaffe.cluster.secret import SECRET, SignatureError, SignedStore, accept, signed
 from firecaffe.errors import LaunchError, RecipeError
 

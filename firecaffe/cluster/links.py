@@ -23,14 +23,8 @@ from typing import Self
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError
 
-from firecaffe.cluster.addresses import (
-    LOOPBACK,
-    join_place,
-    listen_at,
-    listen_to_all,
-    own_addresses,
-)
-from firecaffe.cluster.secret import BACKLOG, accept, own_secret, prove, signed
+from firecaffe.cluster.addresses import LOOPBACK, join_place, listen, own_addresses
+from firecaffe.cluster.secret import accept, own_secret, prove, signed
 from firecaffe.errors import LaunchError
 from firecaffe.value_checks import some_of
 
@@ -211,10 +205,6 @@ def host_names(listeners: Sequence[Listener]) -> list[str]:
     pairs = [(listener.host, listener.addresses[0]) for listener in listeners]
     unique = len({address for _, address in pairs}) == len({name for name, _ in pairs})
     return [name if unique else f"{name}/{address}" for name, address in pairs]
-
-
-def listen(one_host: bool) -> socket.socket:
-    return listen_at(LOOPBACK, 0, BACKLOG) if one_host else listen_to_all(BACKLOG)
 
 
 def call(listener: Listener, rank: int, other: int, deadline: float) -> socket.socket:

@@ -174,10 +174,6 @@ def signed(store: Store) -> Store:
     return store if secret is None else SignedStore(store, secret)
 
 
-BACKLOG = 1024
-"""Most connections that wait in the kernel."""
-
-
 def hold_store(listener: socket.socket, host: str, timeout_s: float) -> TCPStore:
     """Return a store that takes over a listener, which this process reaches at `host`."""
     port = listener.getsockname()[1]

@@ -23,7 +23,7 @@ from firecaffe.cluster.addresses import (
     is_here,
     is_loopback_only,
     join_place,
-    listen_to_all,
+    listen,
     own_addresses,
     split_place,
 )
@@ -103,7 +103,7 @@ def test_a_name_that_leads_to_none_of_several_interfaces(monkeypatch: pytest.Mon
 
 
 def test_a_listener_is_called_by_both_kinds() -> None:
-    with listen_to_all(2) as listener:
+    with listen(one_host=False) as listener:
         port = listener.getsockname()[1]
         for host in (LOOPBACK, "::1") if has_ipv6() else (LOOPBACK,):
             with socket.create_connection((host, port)), listener.accept()[0]:

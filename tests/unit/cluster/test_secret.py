@@ -15,7 +15,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from firecaffe.cluster import secret
-from firecaffe.cluster.addresses import LOOPBACK, listen_at
+from firecaffe.cluster.addresses import LOOPBACK, listen
 from firecaffe.cluster.secret import (
     CALL_BYTES,
     CHALLENGE_BYTES,
@@ -190,7 +190,7 @@ class Met:
 
 @pytest.fixture
 def met() -> Iterator[Met]:
-    with listen_at(LOOPBACK, 0, 1024) as listener, ThreadPoolExecutor() as threads:
+    with listen(one_host=True) as listener, ThreadPoolExecutor() as threads:
         yield Met(listener, threads)
 
 
