@@ -45,10 +45,10 @@ NAME = "ranks"
 
 def connect_local(
     world: Group, first: int, size: int, timeout_s: float
-) -> tuple[socket.socket | None, ...] | None:
+) -> dict[int, socket.socket] | None:
     """Connect the `size` ranks from `first` on, of which this is one. Raises: PeerLostError.
 
-    All ranks of the world call it. Return the socket to each, None for this one; or None, on all
+    All ranks of the world call it. Return the sockets to the others by local rank; or None, on all
     ranks of the world, if some cannot reach each other.
     """
     local_rank = world.rank - first
@@ -93,7 +93,7 @@ def connect_local(
             except OSError as error:
                 raise PeerLostError(f"another rank of this host went away: {error}") from error
         opened.pop_all()  # from here on, the caller closes them
-        return tuple(sockets.get(number) for number in range(size))
+        return dict(sorted(sockets.items()))
 
 
 def hello(number: int, token: bytes) -> bytes:
@@ -199,17 +199,14 @@ class LocalRanks:
     """The ranks of this host, consecutive in the world, and this one's place among them."""
 
     first_rank: int
-    sockets: tuple[socket.socket | None, ...]
-    """The socket to each local rank; None for this one."""
+    own: int
+    sockets: dict[int, socket.socket]
+    """The sockets to the others, by local rank."""
     world: Group
 
     @property
     def size(self) -> int:
-        return len(self.sockets)
-
-    @property
-    def own(self) -> int:
-        return self.sockets.index(None)
+        return 1 + len(self.sockets)
 
     def barrier(self) -> None:
         """Return when all local ranks have called it. Raises: PeerLostError about a missing one."""
@@ -218,21 +215,20 @@ class LocalRanks:
 
     def _meet(self) -> None:
         self._to_all([])
-        waiting = {peer.fileno(): peer for peer in self.sockets if peer is not None}
+        waiting = {peer.fileno(): local_rank for local_rank, peer in self.sockets.items()}
         poll = select.poll()
         for descriptor in waiting:
             poll.register(descriptor, select.POLLIN)
         # Poll all at once, to notice that a rank has ended even while another is late.
         while waiting:
             first = next(iter(waiting.values()))
-            timeout_s = first.gettimeout()
+            timeout_s = self.sockets[first].gettimeout()
             ready = poll.poll(None if timeout_s is None else timeout_s * 1000)
             if not ready:
-                raise self._lost(self.sockets.index(first), TimeoutError())
+                raise self._lost(first, TimeoutError())
             for descriptor, _ in ready:
                 poll.unregister(descriptor)
-                peer = waiting.pop(descriptor)
-                self._receive(self.sockets.index(peer), peer, 0)
+                self._receive(waiting.pop(descriptor), 0)
 
     def share(
         self, num_elements: int, dtype: torch.dtype, own: Tensor | None = None
@@ -254,9 +250,8 @@ class LocalRanks:
         try:
             with peers_may_be_lost(self.world):
                 self._to_all([descriptor])
-                for local_rank, peer in enumerate(self.sockets):
-                    if peer is not None:
-                        [by_rank[local_rank]] = self._receive(local_rank, peer, 1)
+                for local_rank in self.sockets:
+                    [by_rank[local_rank]] = self._receive(local_rank, 1)
             # Map by path, so that no descriptor stays open; there may be many vectors.
             paths = [f"/proc/self/fd/{by_rank[local_rank]}" for local_rank in range(self.size)]
             return [
@@ -271,22 +266,21 @@ class LocalRanks:
 
     def close(self) -> None:
         """Close the sockets; shared vectors live on as long as they are held."""
-        for peer in self.sockets:
-            if peer is not None:
-                peer.close()
+        for peer in self.sockets.values():
+            peer.close()
 
     def _to_all(self, descriptors: list[int]) -> None:
-        for local_rank, peer in enumerate(self.sockets):
-            if peer is not None:
-                try:
-                    socket.send_fds(peer, [NUMBER.pack(self.own)], descriptors)
-                except OSError as error:
-                    raise self._lost(local_rank, error) from error
+        for local_rank, peer in self.sockets.items():
+            try:
+                socket.send_fds(peer, [NUMBER.pack(self.own)], descriptors)
+            except OSError as error:
+                raise self._lost(local_rank, error) from error
 
-    def _receive(self, local_rank: int, peer: socket.socket, descriptors: int) -> list[int]:
+    def _receive(self, local_rank: int, descriptors: int) -> list[int]:
         received: list[int] = []
         try:
             # The kernel closes any further descriptors.
+            peer = self.sockets[local_rank]
             message, received, _, _ = socket.recv_fds(peer, NUMBER.size, descriptors)
             # A rank sends its own number, or that of a rank that it has lost.
             number = NUMBER.unpack(message)[0] if message else None
@@ -304,11 +298,10 @@ class LocalRanks:
         # A rank that loses another ends, too. So read which rank was lost first, and pass it on.
         if last_word is None:
             last_word = self._last_word(local_rank)
-        for peer in self.sockets:
-            if peer is not None:
-                peer.setblocking(False)
-                with suppress(OSError):
-                    peer.send(NUMBER.pack(last_word))
+        for peer in self.sockets.values():
+            peer.setblocking(False)
+            with suppress(OSError):
+                peer.send(NUMBER.pack(last_word))
         rank = self.world.in_world(self.first_rank + last_word)
         if last_word != local_rank:
             by = self.world.in_world(self.first_rank + local_rank)
@@ -318,9 +311,7 @@ class LocalRanks:
         return PeerLostError(f"rank {rank}, on this host, went away")
 
     def _last_word(self, local_rank: int) -> int:
-        last = local_rank
-        peer = self.sockets[local_rank]
-        assert peer is not None
+        last, peer = local_rank, self.sockets[local_rank]
         peer.setblocking(False)
         with suppress(OSError):
             while message := peer.recv(NUMBER.size):
@@ -361,4 +352,4 @@ def meet_local_ranks(world: Group, timeout_s: float) -> LocalRanks | None:
         return None
     first = world.rank - world.local_rank
     sockets = connect_local(world, first, size, timeout_s)
-    return None if sockets is None else LocalRanks(first, sockets, world)
+    return None if sockets is None else LocalRanks(first, world.local_rank, sockets, world)

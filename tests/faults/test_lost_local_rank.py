@@ -58,9 +58,8 @@ def lose(victim: int, how: str) -> tuple[str, set[str]]:
             else:
                 kill_this()
         if how == "stopped":
-            for peer in local.sockets:
-                if peer is not None:
-                    peer.settimeout(SHORT_S)
+            for peer in local.sockets.values():
+                peer.settimeout(SHORT_S)
         if how == "killed, and a rank that saw it has left":
             last = max(rank for rank in range(world.world_size) if rank != victim)
             if world.rank == last:
@@ -79,8 +78,8 @@ def lose(victim: int, how: str) -> tuple[str, set[str]]:
 
 def wait_for_others_to_leave(local: LocalRanks, victim: int) -> None:
     """Returns when only the victim's end, or nobody's, is still open."""
-    for local_rank, peer in enumerate(local.sockets):
-        if peer is not None and local_rank != victim:
+    for local_rank, peer in local.sockets.items():
+        if local_rank != victim:
             poll = select.poll()
             poll.register(peer, 0)  # no event but the end of the other side
             poll.poll()

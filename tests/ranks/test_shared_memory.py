@@ -170,7 +170,7 @@ def what_stays_open(algorithm: str) -> tuple[list[str], bool]:
         for vector in vectors:
             exchange.all_reduce(vector)
         exchange.close()
-        is_open = any(peer is not None and peer.fileno() != -1 for peer in local.sockets)
+        is_open = any(peer.fileno() != -1 for peer in local.sockets.values())
         return [target for target in targets if target.startswith("/memfd:firecaffe")], is_open
 
 
