@@ -35,6 +35,7 @@ Block = list[Tensor]
 class SharedVector:  # computed once, because it took a quarter of a sum's time (LOG.md)
     """A vector of each local rank, and this rank's work on them, for all sums."""
 
+    local: LocalRanks
     by_rank: Sequence[Tensor]
     blocks: Sequence[Block]
     into: Sequence[int]
@@ -44,40 +45,41 @@ class SharedVector:  # computed once, because it took a quarter of a sum's time 
     is_several: bool
     """Whether there are other hosts, to which messages follow."""
 
+    @classmethod
+    def of(cls, local: LocalRanks, by_rank: Sequence[Tensor], schedule: Schedule) -> Self:
+        """Return this rank's part of the schedule's rounds in memory."""
+        part = memory_part(schedule, local.first_rank + local.own)
+        blocks = [
+            [vector[start : min(start + BLOCK_ELEMENTS, stop)] for vector in by_rank]
+            for first, stop in part.adds
+            for start in range(first, stop, BLOCK_ELEMENTS)
+        ]
+        into = [rank - local.first_rank for rank in part.into]
+        reads = None if part.reads is None else part.reads - local.first_rank
+        return cls(local, by_rank, blocks, into, reads, schedule.world_size > local.size)
 
-def shared_vector(local: LocalRanks, by_rank: Sequence[Tensor], schedule: Schedule) -> SharedVector:
-    """Return this rank's part of the schedule's rounds in memory."""
-    part = memory_part(schedule, local.first_rank + local.own)
-    blocks = [
-        [vector[start : min(start + BLOCK_ELEMENTS, stop)] for vector in by_rank]
-        for first, stop in part.adds
-        for start in range(first, stop, BLOCK_ELEMENTS)
-    ]
-    into = [rank - local.first_rank for rank in part.into]
-    reads = None if part.reads is None else part.reads - local.first_rank
-    return SharedVector(by_rank, blocks, into, reads, schedule.world_size > local.size)
+    @property
+    def own(self) -> Tensor:
+        return self.by_rank[self.local.own]
 
+    def sum_in_place(self, send: Callable[[], None], divide_by: int = 1) -> None:
+        """Sum all ranks' vectors in place, each divided by `divide_by` first.
 
-def sum_in_place(
-    local: LocalRanks, shared: SharedVector, send: Callable[[], None], divide_by: int = 1
-) -> None:
-    """Sum all ranks' vectors in place, each divided by `divide_by` first.
-
-    send: carries out this rank's messages. When this returns on one rank, all its host's are done.
-    """
-    local.barrier()
-    for parts in shared.blocks:
-        _sum_block(parts, shared.into, divide_by)
-    local.barrier()
-    if not shared.is_several:
-        return
-    if shared.reads is None:
-        send()
-    local.barrier()
-    if shared.reads is not None:
-        shared.by_rank[local.own].copy_(shared.by_rank[shared.reads])
-    # The vector may not change before all ranks have read it.
-    local.barrier()
+        send: carries out this rank's messages. Once one rank returns, all of its host are done.
+        """
+        self.local.barrier()
+        for parts in self.blocks:
+            _sum_block(parts, self.into, divide_by)
+        self.local.barrier()
+        if not self.is_several:
+            return
+        if self.reads is None:
+            send()
+        self.local.barrier()
+        if self.reads is not None:
+            self.own.copy_(self.by_rank[self.reads])
+        # The vector may not change before all ranks have read it.
+        self.local.barrier()
 
 
 def _sum_block(parts: Block, into: Sequence[int], divide_by: int) -> None:
@@ -117,13 +119,11 @@ class Exchange:
         """Return a vector of zeros to be summed. All ranks must ask for the same, in one order."""
         if not self.route.shares_memory or device.type != "cpu" or num_elements == 0:
             return torch.zeros(num_elements, dtype=dtype, device=device)
-        assert self._local is not None
-        return self._register(self._local, self._local.share(num_elements, dtype))
+        return self._share(num_elements, dtype)
 
     def place_for(self, vector: Tensor) -> Tensor:
         """Return a vector in shared memory: this one, moved with all its views, or a new one."""
-        assert self._local is not None
-        return self._register(self._local, self._local.share(vector.numel(), vector.dtype, vector))
+        return self._share(vector.numel(), vector.dtype, vector)
 
     def forget(self, vector: Tensor) -> None:
         """Release a vector from `empty` or `place_for`."""
@@ -137,9 +137,8 @@ class Exchange:
         shared = self._shared.get(vector.data_ptr())
         # A part of a vector from `empty` may begin where the vector does.
         if shared is not None and shared.by_rank[0].numel() == vector.numel():
-            assert self._local is not None
             send = partial(self._send, "between hosts", self._between_hosts, vector, lane=0)
-            sum_in_place(self._local, shared, send, divide_by)
+            shared.sum_in_place(send, divide_by)
             return
         if divide_by != 1:
             vector.div_(divide_by)
@@ -159,11 +158,12 @@ class Exchange:
         if self._local is not None:
             self._local.close()
 
-    def _register(self, local: LocalRanks, by_rank: list[Tensor]) -> Tensor:
-        local_vector = by_rank[local.own]
-        schedule = self.route.schedule(local_vector.numel())
-        self._shared[local_vector.data_ptr()] = shared_vector(local, by_rank, schedule)
-        return local_vector
+    def _share(self, num_elements: int, dtype: torch.dtype, own: Tensor | None = None) -> Tensor:
+        assert self._local is not None
+        by_rank = self._local.share(num_elements, dtype, own)
+        shared = SharedVector.of(self._local, by_rank, self.route.schedule(num_elements))
+        self._shared[shared.own.data_ptr()] = shared
+        return shared.own
 
     def _between_hosts(self, num_elements: int) -> Schedule:
         return self.route.schedule(num_elements).by_messages()

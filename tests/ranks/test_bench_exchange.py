@@ -203,7 +203,7 @@ WRONG: dict[str, tuple[int, str, Any, Callable[[], object], list[str]]] = {
         ],
     ),
     "in memory": (
-        *(2, "firecaffe.transport.exchange.sum_in_place", nothing_is_added),
+        *(2, "firecaffe.transport.exchange.SharedVector.sum_in_place", nothing_is_added),
         lambda: timings_in_memory(2, ["native", "tree"], 40000),
         ["tree over 2 ranks, 4 bytes: the sum is wrong: element 0 of 1 "],
     ),
