@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -27,7 +28,6 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerState,
 )
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from firecaffe.cluster.addresses import join_place
@@ -42,9 +42,15 @@ from firecaffe.cluster.hosts import (
     Rendezvous,
 )
 from firecaffe.cluster.joining import ATTEMPTS
-from firecaffe.cluster.lost_ranks import TOGETHER, LossReader, ProcessState, ReleasedRanks, fault_in
+from firecaffe.cluster.lost_ranks import TOGETHER, LossReader, ReleasedRanks
 from firecaffe.cluster.process_settings import SAME_S, heard
-from firecaffe.cluster.rank_process import NEEDED, RankProcess, wait_for_descriptors
+from firecaffe.cluster.rank_process import (
+    NEEDED,
+    ProcessState,
+    RankFailure,
+    RankProcess,
+    wait_for_descriptors,
+)
 from firecaffe.cluster.world import LAUNCHER_STORE
 from firecaffe.errors import LaunchError, PreemptedError
 from firecaffe.faults import ANOTHER, Fault
@@ -68,10 +74,10 @@ HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
 class Callbacks(Protocol):
     """The events that the agent reports about its ranks."""
 
-    def on_restart(self, result: RunResult, number: int | None) -> None:
+    def on_restart(self, failures: dict[int, RankFailure], number: int | None) -> None:
         """Report failures before restart `number`, from 1; None if a host leaves the run."""
 
-    def on_rank_lost(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
+    def on_rank_lost(self, rank: int, fault: Fault | None, failure: RankFailure | None) -> None:
         """Report that the run continues without a rank of this host; see `OnRankLost`."""
 
     def on_joined(self) -> None:
@@ -113,7 +119,8 @@ class FaultAgent(SimpleElasticAgent):
         self._signal: tuple[float, signal.Signals] | None = None
         self._is_starting = False  # while it is set, nothing may interrupt
         self._ranks: dict[int, RankProcess] = {}  # of this attempt, by global rank
-        self._result = RunResult(WorkerState.INIT)
+        self.last_failures: dict[int, RankFailure] = {}
+        """The failures of the last attempt that failed; empty if none has."""
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the ranks to their end. A signal after their last step does not undo the run."""
@@ -257,7 +264,6 @@ class FaultAgent(SimpleElasticAgent):
         failures = self.failures()
         if not failures:
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(self._ranks))
-        self._result = RunResult(WorkerState.FAILED, failures=failures)
         causes = [f for rank, f in failures.items() if rank not in self.ended_by_us]
         codes = {failure.exitcode for failure in causes}
         self._is_left = self.is_elastic and bool(causes) and all(map(_is_asked_elsewhere, causes))
@@ -268,7 +274,7 @@ class FaultAgent(SimpleElasticAgent):
         # A LaunchError is hopeless at the first start only: later, a lost rank may be the cause.
         elif codes & {*HOPELESS, *TOGETHER} or (is_first and LaunchError.exit_code in codes):
             self._remaining_restarts = 0
-        return self._result
+        return self._failed(failures)
 
     def _raise_noted(self) -> None:
         # The signal came while ranks were being started, or in a destructor or a fork's hook, where
@@ -280,7 +286,7 @@ class FaultAgent(SimpleElasticAgent):
         self._raise_noted()
         if worker_group.state == WorkerState.FAILED:
             number = worker_group.spec.max_restarts - self._remaining_restarts
-            self.callbacks.on_restart(self._result, None if self._is_left else number)
+            self.callbacks.on_restart(self.last_failures, None if self._is_left else number)
         else:
             self.callbacks.on_joined()
         super()._restart_workers(worker_group)
@@ -302,10 +308,11 @@ class FaultAgent(SimpleElasticAgent):
         except (TimeoutError, DistError, RuntimeError, RendezvousError):
             pass  # the store is gone, and the run with it
         self._remaining_restarts = 0
-        failed = {rank: process.failure for rank, process in self._ranks.items()}
-        failures = {rank: failure for rank, failure in failed.items() if failure is not None}
-        self._result = RunResult(WorkerState.FAILED, failures=failures)
-        return self._result
+        return self._failed(self._failures_of(self._ranks))
+
+    def _failed(self, failures: dict[int, RankFailure]) -> RunResult:
+        self.last_failures = failures
+        return RunResult(WorkerState.FAILED, failures={**failures})
 
     def _exit_barrier(self) -> None:
         assert self._released is not None
@@ -328,20 +335,16 @@ class FaultAgent(SimpleElasticAgent):
         self._end_ranks(death_sig, STOP_S)
 
     @property
-    def last_failures(self) -> dict[int, ProcessFailure]:
-        """The failures of the last attempt that failed; empty if none has."""
-        return dict(self._result.failures)
-
-    @property
     def released(self) -> set[int]:
         """The ranks of this host that the run continues without."""
         return set() if self._released is None else self._released.ranks
 
-    def failures(self) -> dict[int, ProcessFailure]:
+    def failures(self) -> dict[int, RankFailure]:
         """Return the failures of ended ranks by global rank, without dropped ranks."""
-        by_rank = {
-            r: process.failure for r, process in self._ranks.items() if r not in self.released
-        }
+        return self._failures_of(rank for rank in self._ranks if rank not in self.released)
+
+    def _failures_of(self, ranks: Iterable[int]) -> dict[int, RankFailure]:
+        by_rank = {rank: self._ranks[rank].failure for rank in ranks}
         return {rank: failure for rank, failure in by_rank.items() if failure is not None}
 
     def _end_ranks(self, number: signal.Signals | None, patience_s: float) -> None:
@@ -380,9 +383,9 @@ def _ended_by(sent: signal.Signals) -> SignalException:
     return SignalException(f"process {os.getpid()} got {sent.name}", sigval=sent)
 
 
-def _is_asked_elsewhere(failure: ProcessFailure) -> bool:
+def _is_asked_elsewhere(failure: RankFailure) -> bool:
     """Whether a rank stopped because a rank of another host was asked to."""
-    fault = fault_in(failure)
+    fault = failure.fault
     return (
         failure.exitcode == PreemptedError.exit_code and fault is not None and fault.seen == ANOTHER
     )

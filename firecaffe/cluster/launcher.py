@@ -14,9 +14,8 @@ from types import FrameType
 from typing import NoReturn
 
 from torch.distributed import DistError
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
 from firecaffe.cluster.addresses import LOOPBACK, interface_of, own_addresses
@@ -34,14 +33,13 @@ from firecaffe.cluster.hosts import (
     meet_launchers,
     reason_of,
 )
-from firecaffe.cluster.lost_ranks import fault_in
 from firecaffe.cluster.process_settings import (
     exclusive_in_process,
     handlers_kept,
     oom_kill_count,
     variables_kept,
 )
-from firecaffe.cluster.rank_process import descriptors_kept, wait_for_descriptors
+from firecaffe.cluster.rank_process import RankFailure, descriptors_kept, wait_for_descriptors
 from firecaffe.cluster.secret import SECRET, SignatureError, secret_of
 from firecaffe.cluster.world import FOLDER, LAUNCHER_STORE, own_folder_key
 from firecaffe.errors import (
@@ -50,7 +48,7 @@ from firecaffe.errors import (
     LaunchError,
     PreemptedError,
 )
-from firecaffe.faults import ANOTHER, GOES_ON, ITSELF, Fault
+from firecaffe.faults import GOES_ON, ITSELF, Fault
 from firecaffe.files import private_folder
 from firecaffe.generators import generators_kept
 from firecaffe.output import say, share_with_ranks
@@ -224,7 +222,7 @@ class _Launch:
         if result is None:
             raise LaunchError("the run ended before this host could join it")
         if result.is_failed():
-            raise self._told(result.failures, "the run ended")
+            raise self._told(self.agent.last_failures, "the run ended")
         return self.folders
 
     def _not_started(self, error: Exception) -> LaunchError:
@@ -243,21 +241,22 @@ class _Launch:
         count = self.hosts.nproc_per_node
         return LaunchError(f"{count} ranks could not be started{where}: {reason_of(error)}")
 
-    def on_restart(self, result: RunResult, number: int | None) -> None:
+    def on_restart(self, failures: dict[int, RankFailure], number: int | None) -> None:
         then = f"restart {number} of {self.max_restarts}"
         if number is None:
             then = "the hosts that stay meet again"
-        error = self._told(result.failures, then, goes_on=True)
+        error = self._told(failures, then, goes_on=True)
         say(f"{error}; {then}\n{error.traceback}".rstrip())
 
-    def on_rank_lost(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
+    def on_rank_lost(self, rank: int, fault: Fault | None, failure: RankFailure | None) -> None:
         reported, traceback = fault, ""
         if failure is not None:  # the rank's own report is better than rank 0's
-            reported = self._fault(rank, failure) or _other(
-                rank, failure.exitcode, _message(failure)
+            other = Fault(
+                "other", rank, socket.gethostname(), 0, ITSELF, failure.line, failure.exitcode
             )
+            reported = self._fault(rank, failure) or other
             reported = replace(reported, step=reported.step if fault is None else fault.step)
-            traceback = _own_traceback(failure)
+            traceback = failure.traceback
         assert reported is not None
         self.killed_before = oom_kill_count()
         reported = self._settled(reported, GOES_ON)
@@ -289,41 +288,39 @@ class _Launch:
         codes = {failure.exitcode for failure in failures.values()}
         if PreemptedError.exit_code in codes and codes <= {PreemptedError.exit_code, *ENDED}:
             said = next(f for f in failures.values() if f.exitcode == PreemptedError.exit_code)
-            return PreemptedError(_message(said))
+            return PreemptedError(said.line)
         if CheckpointError.exit_code in codes:
             return self._told(failures, "the run ended")
         return _ended_by(error.sigval, self.advice)
 
     def _told(
-        self, failures: dict[int, ProcessFailure], then: str, goes_on: bool = False
+        self, failures: dict[int, RankFailure], then: str, goes_on: bool = False
     ) -> RankFailedError | PreemptedError:
         """Return the error of the first failure; `goes_on`: without advice, as the run goes on."""
-        faults = {rank: self._fault(rank, failure) for rank, failure in failures.items()}
 
         def when(rank: int) -> tuple[bool, bool, float]:
-            fault = faults[rank]
             # A rank that only lost another one is not the cause.
-            is_of_other = fault is not None and (fault.rank != rank or fault.seen == ANOTHER)
+            is_of_other = failures[rank].is_for_another(rank)
             # A rank that was failing already when it was asked to end has reported its own fault.
             has_told = 0 < failures[rank].exitcode != PreemptedError.exit_code
             was_ended = rank in self.agent.ended_by_us and (is_of_other or not has_told)
-            return was_ended, is_of_other, _time_s(failures[rank])
+            return was_ended, is_of_other, failures[rank].time_s
 
-        self.killed_before = oom_kill_count()
         rank = min(failures, key=when)
-        fault, failure = faults[rank], failures[rank]
+        failure = failures[rank]
+        traceback, fault = failure.traceback, self._fault(rank, failure)
+        self.killed_before = oom_kill_count()
         if failure.exitcode == PreemptedError.exit_code:
-            return PreemptedError(_message(failure))
-        traceback = _own_traceback(failure)
+            return PreemptedError(failure.line)
         if fault is None:
-            return RankFailedError(f"rank {rank}: {_message(failure)}", failure.exitcode, traceback)
+            return RankFailedError(f"rank {rank}: {failure.line}", failure.exitcode, traceback)
         fault = self._settled(fault, then)
         return RankFailedError(fault.event if goes_on else fault.line, fault.exit_code, traceback)
 
-    def _fault(self, rank: int, failure: ProcessFailure) -> Fault | None:
+    def _fault(self, rank: int, failure: RankFailure) -> Fault | None:
         """Return the fault that a rank reported or its exit code shows; None for a plain error."""
-        if isinstance(failure.error_file_data.get("message"), dict):
-            return fault_in(failure)
+        if failure.has_reported:
+            return failure.fault
         host = socket.gethostname()
         if failure.exitcode >= 0:
             detail = f"ended with code {failure.exitcode}"
@@ -371,26 +368,3 @@ def _end(advice: str, number: int, _: FrameType | None) -> NoReturn:
 
 def _ended_by(number: signal.Signals, advice: str) -> RankFailedError:
     return RankFailedError(f"ended by {number.name}{advice and '; '}{advice}", 128 + number)
-
-
-def _other(rank: int, exit_code: int, message: str) -> Fault:
-    return Fault("other", rank, socket.gethostname(), 0, ITSELF, message, exit_code)
-
-
-def _message(failure: ProcessFailure) -> str:
-    message = failure.error_file_data.get("message")
-    if isinstance(message, dict):
-        return str(message["message"])
-    return f"ended with code {failure.exitcode}"
-
-
-def _own_traceback(failure: ProcessFailure) -> str:
-    message = failure.error_file_data.get("message")
-    return str(message["extraInfo"].get("traceback", "")) if isinstance(message, dict) else ""
-
-
-def _time_s(failure: ProcessFailure) -> float:
-    message = failure.error_file_data.get("message")
-    if isinstance(message, dict):
-        return float(message["extraInfo"]["time_s"])
-    return float(failure.timestamp)

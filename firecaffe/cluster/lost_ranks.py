@@ -12,16 +12,14 @@ it may wait for rank 0's report. A lost rank's process that still exists is kill
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
 
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster.calls import Calls, SideThread
+from firecaffe.cluster.rank_process import ProcessState, RankFailure
 from firecaffe.errors import DivergedError, LauncherLostError, NotFiniteError, PreemptedError
-from firecaffe.faults import ANOTHER, Fault
+from firecaffe.faults import Fault
 
 TELL_S = 5.0
 """Seconds to wait at the end for a store that does not answer."""
@@ -102,18 +100,8 @@ TOGETHER = {
 }
 """Exit codes with which all ranks stop together: none has to be ended or restarted."""
 
-OnRankLost = Callable[[int, Fault | None, ProcessFailure | None], object]
+OnRankLost = Callable[[int, Fault | None, RankFailure | None], object]
 """A function (rank, rank 0's fault for it or None, how it ended by itself or None)."""
-
-
-@dataclass(frozen=True)
-class ProcessState:
-    """The state of one of this host's processes, as its launcher sees it."""
-
-    has_ended: bool
-    is_stopped: bool
-    failure: ProcessFailure | None = None
-    """How it ended, if not with code 0."""
 
 
 class ReleasedRanks:
@@ -127,21 +115,21 @@ class ReleasedRanks:
         kill: Callable[[int], object],
     ) -> None:
         """Call `on_rank_lost` once for each such rank; `kill` kills a rank."""
-        self._losses, self._aside, self._on_rank_lost, self._kill = (
-            losses,
-            aside,
-            on_rank_lost,
-            kill,
-        )
+        self._losses, self._aside = losses, aside
+        self._on_rank_lost, self._kill = on_rank_lost, kill
         self.ranks: set[int] = set()
         self._heard_s = time.monotonic()
         # The failures of ranks that were let go before rank 0 has reported them.
-        self._waiting: dict[int, ProcessFailure | None] = {}
+        self._waiting: dict[int, RankFailure] = {}
 
     def look(self, seen: Mapping[int, ProcessState]) -> bool:
         """Check the remaining ranks; return whether it is known which ended ones were needed."""
         failed = {r: state.failure for r, state in seen.items() if state.failure is not None}
-        self_ended = {rank for rank, failure in failed.items() if is_own_end(rank, failure)}
+        self_ended = {  # by a fault of their own: not with all, nor for another rank
+            rank
+            for rank, failure in failed.items()
+            if rank != 0 and failure.exitcode not in TOGETHER and not failure.is_for_another(rank)
+        }
         try:
             self._aside.run(self._losses.read, STORE_S)
             if self_ended - self._losses.given_up.keys():
@@ -173,17 +161,3 @@ class ReleasedRanks:
         """Report the ranks that rank 0 has not reported until its end."""
         for rank in list(self._waiting):
             self._on_rank_lost(rank, None, self._waiting.pop(rank))
-
-
-def is_own_end(rank: int, failure: ProcessFailure) -> bool:
-    """Whether a rank other than 0 ended by its own fault: not with all, nor for another."""
-    fault = fault_in(failure)
-    is_of_other = fault is not None and (fault.rank != rank or fault.seen == ANOTHER)
-    return rank != 0 and failure.exitcode not in TOGETHER and not is_of_other
-
-
-def fault_in(failure: ProcessFailure) -> Fault | None:
-    """Return the fault that a rank left to its launcher, if it did."""
-    message: Any = failure.error_file_data.get("message")  # a text if no report was left
-    text = message["extraInfo"].get("fault") if isinstance(message, dict) else None
-    return None if text is None else Fault.parse(text)

@@ -25,8 +25,8 @@ import psutil
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster.handover import REPORT
-from firecaffe.cluster.lost_ranks import ProcessState
 from firecaffe.cluster.secret import PROVE_S
+from firecaffe.faults import ANOTHER, Fault
 
 POLL_S = 1.0
 CROWDED_S = 0.05
@@ -151,6 +151,36 @@ KILLED_S = 30.0
 """Seconds for a killed process to be gone; one that hangs in the kernel is left behind."""
 
 
+class RankFailure(ProcessFailure):
+    """The end of a rank's process with another code than 0, and what it reported, if it did."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[no-untyped-call]
+        message = self.error_file_data["message"]
+        self.has_reported = isinstance(message, dict)  # by `leave_report`
+        report = message if self.has_reported else {}
+        facts = report.get("extraInfo", {})
+        self.line = str(report.get("message", f"ended with code {self.exitcode}"))
+        self.fault = Fault.parse(facts["fault"]) if "fault" in facts else None
+        self.traceback = str(facts.get("traceback", ""))
+        self.time_s = float(facts.get("time_s", self.timestamp))
+
+    def is_for_another(self, rank: int) -> bool:
+        """Whether this rank, `rank`, only ended because it had lost another one."""
+        fault = self.fault
+        return fault is not None and (fault.rank != rank or fault.seen == ANOTHER)
+
+
+@dataclass(frozen=True)
+class ProcessState:
+    """The state of one of this host's processes, as its launcher sees it."""
+
+    has_ended: bool
+    is_stopped: bool
+    failure: RankFailure | None = None
+    """How it ended, if not with code 0."""
+
+
 @dataclass(frozen=True)
 class RankProcess:
     """A process in its own session, and the file with its final report."""
@@ -185,12 +215,12 @@ class RankProcess:
         return False
 
     @property
-    def failure(self) -> ProcessFailure | None:
+    def failure(self) -> RankFailure | None:
         """How it ended; None if it has not, or with code 0."""
         code = self.process.poll()
         if not code:
             return None
-        return ProcessFailure(self.local_rank, self.process.pid, code, str(self.report))
+        return RankFailure(self.local_rank, self.process.pid, code, str(self.report))
 
     def seen(self) -> ProcessState:
         """Return the process's state; if it ends during the call, it still counts as running."""

@@ -22,7 +22,6 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerGroup
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
 
 from firecaffe.cluster import groups, launcher
@@ -42,7 +41,7 @@ from firecaffe.cluster.launcher import (
     launch,
 )
 from firecaffe.cluster.process_settings import exclusive_in_process
-from firecaffe.cluster.rank_process import RankProcess
+from firecaffe.cluster.rank_process import RankFailure, RankProcess
 from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import FOLDER
 from firecaffe.errors import LaunchError, PreemptedError, RecipeError
@@ -105,7 +104,7 @@ def test_a_rank_that_was_asked_to_stop_is_told_as_the_launcher_would_be(tmp_path
     agent = SimpleNamespace(get_worker_group=lambda: group, ended_by_us=set())
     launch.agent, launch.settle = cast("FaultAgent", agent), lambda _, fault, __: fault
     launch.known_folders, launch.has_patience = [], True
-    asked = ProcessFailure(0, 1, PreemptedError.exit_code, str(tmp_path / "none"))
+    asked = RankFailure(0, 1, PreemptedError.exit_code, str(tmp_path / "none"))
     with SideThread() as launch.aside:
         error = launch._told({0: asked}, "the run ended")
     assert type(error) is PreemptedError
@@ -115,7 +114,7 @@ def test_hosts_that_cannot_meet_again_are_told_where(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     launch = _Launch.__new__(_Launch)
-    lost = ProcessFailure(0, 1, 9, str(tmp_path / "none"))
+    lost = RankFailure(0, 1, 9, str(tmp_path / "none"))
 
     def run() -> None:
         raise RendezvousConnectionError("see inner exception")

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistNetworkError
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from firecaffe.cluster import hosts, lost_ranks
@@ -24,9 +23,9 @@ from firecaffe.cluster.lost_ranks import (
     TOGETHER,
     LossReader,
     LossReporter,
-    ProcessState,
     ReleasedRanks,
 )
+from firecaffe.cluster.rank_process import ProcessState, RankFailure
 from firecaffe.faults import ANOTHER, Fault
 
 RUNS, STOPPED, ENDED = (
@@ -37,10 +36,8 @@ RUNS, STOPPED, ENDED = (
 
 
 def failed(code: int, fault: Fault | None = None) -> ProcessState:
-    failure = ProcessFailure(0, 1, code, "")
-    if fault is not None:
-        report = {"message": "x", "extraInfo": {"fault": fault.as_text()}}
-        failure.error_file_data = {"message": report}
+    failure = RankFailure(0, 1, code, "")
+    failure.fault = fault
     return ProcessState(True, False, failure)
 
 
@@ -58,7 +55,7 @@ class Launcher:
         reader = LossReader(self.store, attempt)
         self.released = ReleasedRanks(reader, aside, self.on_rank_lost, self.killed.append)
 
-    def on_rank_lost(self, rank: int, fault: Fault | None, failure: ProcessFailure | None) -> None:
+    def on_rank_lost(self, rank: int, fault: Fault | None, failure: RankFailure | None) -> None:
         kind = "" if fault is None else fault.kind
         self.told.append((rank, kind, 0 if failure is None else failure.exitcode))
 
