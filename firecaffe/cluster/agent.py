@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from torch.distributed import DistError, DistStoreError
+from torch.distributed import DistStoreError
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
     RunResult,
@@ -305,7 +305,7 @@ class FaultAgent(SimpleElasticAgent):
                 return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(self._ranks))
             if self.aside.run(lambda: ends.is_there(0), MEETING_S):
                 return RunResult(WorkerState.HEALTHY)
-        except (TimeoutError, DistError, RuntimeError, RendezvousError):
+        except (TimeoutError, RuntimeError, RendezvousError):
             pass  # the store is gone, and the run with it
         self._remaining_restarts = 0
         return self._failed(self._failures_of(self._ranks))
@@ -320,7 +320,7 @@ class FaultAgent(SimpleElasticAgent):
         self._released.report_rest()
         self.callbacks.on_done()
         # Even if the store is gone, the ranks have succeeded.
-        with suppress(TimeoutError, DistError, RuntimeError, RendezvousError):
+        with suppress(TimeoutError, RuntimeError, RendezvousError):
             self.aside.run(self._ends.leave, MEETING_S)
 
     def part(self, holds_store: bool) -> None:
@@ -328,7 +328,7 @@ class FaultAgent(SimpleElasticAgent):
         ends = self._ends
         if ends is not None:
             # The run's result is known already, so a signal only ends the waiting.
-            with suppress(TimeoutError, DistError, RuntimeError, SignalException):
+            with suppress(TimeoutError, RuntimeError, SignalException):
                 self.aside.run(lambda: ends.part(holds_store), LAST_S + PART_S)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:

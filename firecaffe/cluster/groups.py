@@ -26,7 +26,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
-from torch.distributed import DistError, DistNetworkError, DistStoreError, ProcessGroup
+from torch.distributed import DistNetworkError, DistStoreError, ProcessGroup
 from torch.distributed.distributed_c10d import _get_process_group_store
 from torch.distributed.rendezvous import rendezvous
 
@@ -300,7 +300,7 @@ def meeting(world_size: int) -> Iterator[None]:
         where = f" at {join_place(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])}"
     try:
         yield
-    except (DistError, RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         reason = without_source(str(error))
         if "EADDRINUSE" in str(error) or "address already in use" in str(error):
             reason = "the port is in use; choose another MASTER_PORT (--master-port)"

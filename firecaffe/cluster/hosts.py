@@ -21,7 +21,6 @@ from typing import Any, cast
 
 import psutil
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
@@ -228,7 +227,7 @@ class ExitAgreement:
         return f"firecaffe/parted/{self._attempt}/{host}"
 
 
-MEETING_ERRORS = (DistError, RendezvousError, RuntimeError, OSError)
+MEETING_ERRORS = (RendezvousError, RuntimeError, OSError)
 """Errors that torch raises if ranks, or hosts, do not find each other."""
 
 

@@ -17,7 +17,6 @@ from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed import DistError
 
 from firecaffe.cluster.addresses import listen, split_place
 from firecaffe.cluster.links import Listener, call
@@ -116,7 +115,7 @@ class JoinClient:
             said = self._store.get(key) if self._store.check([key]) else b""
         except SignatureError as error:
             raise LaunchError(f"--join {place}: {error}") from error
-        except (DistError, RuntimeError, OSError, ValueError) as error:
+        except (RuntimeError, OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise LaunchError(f"--join {place}: no run answers there: {reason}") from error
         if not said:
@@ -145,7 +144,7 @@ class JoinClient:
             said = json.loads(self._store.get(answer))
         except SignatureError as error:
             raise LaunchError(f"--join {self._where}: {error}") from error
-        except (DistError, RuntimeError) as error:
+        except RuntimeError as error:
             raise LaunchError(
                 f"--join {self._where}: the run's end came first, or rank 0 did not answer in "
                 f"{self._timeout.total_seconds():.0f} s"

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
@@ -352,7 +351,7 @@ class _Launch:
 
         # The store may be gone with its host, or out of reach. On a busy host an earlier query may
         # be overdue; the first time, wait for it, so that a first fault is recorded.
-        with suppress(DistError, RuntimeError, TimeoutError):
+        with suppress(RuntimeError, TimeoutError):
             if self.has_patience:
                 self.has_patience = False
                 self.aside.begin(read).result(LAST_S)

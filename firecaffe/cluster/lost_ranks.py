@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from torch._C._distributed_c10d import Store
-from torch.distributed import DistError
 
 from firecaffe.cluster.calls import Calls, SideThread
 from firecaffe.cluster.rank_process import ProcessState, RankFailure
@@ -80,7 +79,7 @@ def lost_key(attempt: int, number: int) -> str:
 
 def _quietly(call: Callable[[], object]) -> Callable[[], None]:
     def quiet() -> None:  # if the store is gone, so is the launcher
-        with suppress(DistError, RuntimeError):
+        with suppress(RuntimeError):
             call()
 
     return quiet
@@ -139,7 +138,7 @@ class ReleasedRanks:
                     self._aside.run(self._losses.read, STORE_S)
         except TimeoutError:  # this machine is busy, or cut off
             return not self_ended or time.monotonic() - self._heard_s > PATIENCE_S
-        except (DistError, RuntimeError, ValueError):
+        except (RuntimeError, ValueError):
             return True  # without the store, all ranks are needed
         self._heard_s = time.monotonic()
         self.ranks |= self._waiting.keys()

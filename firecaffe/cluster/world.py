@@ -242,7 +242,7 @@ def launcher_store() -> Store | None:
         return None
     try:
         return signed(TCPStore(*split_place(place), is_master=False))
-    except (DistError, RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise LaunchError(f"the launcher's store at {place} does not answer: {reason}") from error
 
