@@ -118,8 +118,6 @@ _worlds = count()  # every rank makes its worlds in the same order
 class Groups:
     """Two process groups of all ranks; the threads that use them need no common order."""
 
-    rank: int
-    world_size: int
     main: ProcessGroup
     exchange: ProcessGroup
     store: Store
@@ -183,7 +181,7 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
     """
     timeout = timedelta(seconds=timeout_s)
     backend = backend_for(device)
-    rank, world_size = rank_and_size()
+    _, world_size = rank_and_size()
     makes_world = not dist.is_initialized()
     if makes_world:
         with lazy_connections():
@@ -194,8 +192,7 @@ def meet(device: torch.device, timeout_s: float) -> Groups:
         if device.type == "cuda":
             # NCCL needs all ranks in a group's first operation; a schedule may start with some.
             dist.all_reduce(torch.zeros(1, device=device), group=exchange)
-    store = _get_process_group_store(main)
-    return Groups(rank, world_size, main, exchange, store, makes_world)
+    return Groups(main, exchange, _get_process_group_store(main), makes_world)
 
 
 def make_world(device: torch.device, timeout_s: float) -> None:
