@@ -30,18 +30,17 @@ from firecaffe.parallel.layer_split import Split
 from firecaffe.script.ddp import BUCKET_BYTES, bucket_sizes
 from firecaffe.script.script_arguments import (
     ArgumentError,
-    NothingToTrainError,
     check_group,
     check_network,
     check_not_wrapped,
     check_number,
     check_optimizer,
+    check_trained,
     check_whole_number,
     check_words,
     warn_of_own_state,
 )
 from firecaffe.script.script_exchange import (
-    check_encodable,
     join_launched_world,
     leave,
     meet,
@@ -353,15 +352,7 @@ def _trained(model: nn.Module, compressor: str) -> dict[str, nn.Parameter]:
     trained = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
     }
-    if not trained:
-        raise NothingToTrainError("the model has no parameter to train")
-    devices = sorted({str(parameter.device) for parameter in trained.values()})
-    if len(devices) > 1:
-        raise ArgumentError(
-            f"the parameters are on {', '.join(devices)}; average_locally takes those of one device"
-        )
-    for parameter in trained.values():
-        check_encodable(compressor, parameter.dtype)
+    check_trained("average_locally", trained.values(), compressor)
     return trained
 
 

@@ -5,7 +5,7 @@ do not exchange is found, and warned about, at a network's first forward.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -102,20 +102,12 @@ def check_model(module: nn.Module, compressor: str, options: Mapping[str, Any]) 
             "parallelize could exchange; leave it at True"
         )
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not trained:
-        raise NothingToTrainError("the model has no parameter to train")
     if any(hasattr(parameter, "_in_backward_optimizers") for parameter in trained):
         raise RecipeError(
             "the optimizer is applied in backward, for which DDP sums the gradients itself; "
             "call its step() after backward"
         )
-    devices = sorted({str(parameter.device) for parameter in trained})
-    if len(devices) > 1:
-        raise RecipeError(
-            f"the parameters are on {', '.join(devices)}; parallelize takes those of one device"
-        )
-    for parameter in trained:
-        check_encodable(compressor, parameter.dtype)
+    check_trained("parallelize", trained, compressor)
     if compressor != NO_COMPRESSOR:
         for name, part in module.named_modules():
             if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
@@ -123,6 +115,20 @@ def check_model(module: nn.Module, compressor: str, options: Mapping[str, Any]) 
                     f"compressor {compressor} encodes dense gradients; "
                     f"those of {name or 'the model'} are sparse (sparse=True)"
                 )
+
+
+@_as_argument_error()
+def check_trained(function: str, trained: Collection[nn.Parameter], compressor: str) -> None:
+    """Raise RecipeError if there is nothing to train, on several devices, or not to be encoded."""
+    if not trained:
+        raise NothingToTrainError("the model has no parameter to train")
+    devices = sorted({str(parameter.device) for parameter in trained})
+    if len(devices) > 1:
+        raise RecipeError(
+            f"the parameters are on {', '.join(devices)}; {function} takes those of one device"
+        )
+    for parameter in trained:
+        check_encodable(compressor, parameter.dtype)
 
 
 GRADIENT_WRAPPERS = (
