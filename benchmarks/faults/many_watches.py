@@ -24,7 +24,7 @@ import psutil
 
 from firecaffe.cluster.links import links_of
 from firecaffe.cluster.neighbors import RankProgress
-from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.watch import PeerWatch
 from firecaffe.cluster.world import run_pulse
 
 SILENT_S = 20.0
@@ -133,7 +133,7 @@ def _be_rank(
     seconds: float,
 ) -> None:
     place = RankProgress(step=1)
-    watch = Watch(rank, hosts, sockets, SILENT_S, place, TIMEOUT_S)
+    watch = PeerWatch(rank, hosts, sockets, SILENT_S, place, TIMEOUT_S)
     with run_pulse(sockets.values(), SILENT_S):
         (beside,) = psutil.Process().children()
         time.sleep(SETTLED_S + len(hosts) * START_S)  # until all others are there

@@ -124,8 +124,7 @@ def finish(world: Group, start: Callable[..., Work | None]) -> None:
                 if work.is_completed():
                     work.wait()  # it ended meanwhile, or with its own error
                     return
-            if world.watch is not None:  # the group may keep waiting for a lost rank
-                world.watch.check()
+            world.watch.check()  # the group may keep waiting for a lost rank
 
 
 def differing_ranks(texts: list[str]) -> list[int]:

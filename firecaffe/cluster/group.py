@@ -79,7 +79,7 @@ class Group:
     local_rank: int = 0
     local_world_size: int = 1
     """The number of the group's ranks on this host; 1 if they are not consecutive in the group."""
-    watch: Watch | None = None
+    watch: Watch = field(default_factory=Watch)
     place: RankProgress = field(default_factory=RankProgress)
     traffic: Traffic = field(default_factory=Traffic)
     """The count of gradient bytes that this rank has sent, in all its groups."""
@@ -143,7 +143,7 @@ def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
             members=members,
         )
     finally:
-        destroy(made, is_lost=world.watch is not None and world.watch.fault is not None)
+        destroy(made, is_lost=world.watch.fault is not None)
 
 
 def _new(part: Sequence[int], world: Group) -> ProcessGroup:

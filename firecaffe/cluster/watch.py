@@ -65,10 +65,55 @@ Tell = Callable[[Fault, bool], object]
 """A function (another rank's fault, whether this rank continues without that rank)."""
 
 
+class Watch:
+    """A watch over the other ranks. This one is over none, and never comes to a verdict."""
+
+    def __init__(self, hosts: Sequence[str] = ()) -> None:
+        self.hosts = list(hosts) or [socket.gethostname()]
+        """The host of each rank."""
+
+    @property
+    def fault(self) -> Fault | None:
+        """The verdict that ends this rank, as soon as there is one."""
+        return None
+
+    @property
+    def losses(self) -> dict[int, Fault]:
+        """The faults of the ranks that this one continues without."""
+        return {}
+
+    def on_verdict(self, tell: Tell) -> None:
+        """Call `tell` in another thread, with the final verdict and with each tolerated loss."""
+
+    def tolerate(self, call: Callable[[Fault], object]) -> None:
+        """Let this rank, rank 0 of a star, continue without ranks that are lost from now on.
+
+        `call` gets each fault, one after the other, in another thread. A rank that was given up but
+        is still alive ends with that fault. Raises: ValueError.
+        """
+
+    def add_rank(self, host: str, to_it: socket.socket) -> None:
+        """Watch over one more rank, after all others, by a socket to it."""
+
+    def take_round_trips(self) -> list[RoundTrip]:
+        """Return the newest round trips since the last call; another thread adds them."""
+        return []
+
+    def check(self) -> None:
+        """Raise PeerLostError if there is a verdict, or if others did not come in time."""
+
+    def verdict(self, timed_out: bool) -> Fault | None:
+        """Return the verdict after a group's failure, if any; a time-out need not mean a loss."""
+        return None
+
+    def tell(self, fault: Fault) -> None:
+        """Send this rank's own fault to all; it leaves, and ignores later faults of others."""
+
+
 # Sockets close with their process, and unlike a store need no launcher. A process group's errors
 # come late, name no rank, or never come.
-class Watch:
-    """This rank's watch over the others, from `Watch(...)` to `close`."""
+class PeerWatch(Watch):
+    """This rank's watch over its neighbors, from `PeerWatch(...)` to `close`."""
 
     def __init__(
         self,
@@ -81,8 +126,8 @@ class Watch:
         shape: Shape = links_of,
     ) -> None:
         """Watch over the ranks of `shape` by `sockets`; `timeout_s` limits waits for others."""
+        super().__init__(hosts)
         self.rank, self.place, self.timeout_s = rank, place, timeout_s
-        self.hosts = list(hosts)
         self._tell: Tell = lambda *_: None
         self._on_rank_lost: Callable[[Fault], object] | None = None
         self._losses: dict[int, Fault] = {}
@@ -113,24 +158,16 @@ class Watch:
 
     @property
     def fault(self) -> Fault | None:
-        """The verdict that ends this rank, as soon as there is one."""
         return self._fault
 
     @property
     def losses(self) -> dict[int, Fault]:
-        """The faults of the ranks that this one continues without."""
         return dict(self._losses)
 
     def on_verdict(self, tell: Tell) -> None:
-        """Call `tell` in another thread, with the final verdict and with each tolerated loss."""
         self._tell = tell
 
     def tolerate(self, call: Callable[[Fault], object]) -> None:
-        """Let this rank, rank 0 of a star, continue without ranks that are lost from now on.
-
-        `call` gets each fault, one after the other, in another thread. A rank that was given up but
-        is still alive ends with that fault. Raises: ValueError.
-        """
         if self.rank != 0 or not self._is_star:
             raise ValueError(
                 f"rank {self.rank} cannot go on without others; rank 0 can, if all are linked with "
@@ -141,7 +178,6 @@ class Watch:
             self._on_rank_lost = call
 
     def add_rank(self, host: str, to_it: socket.socket) -> None:
-        """Watch over one more rank, after all others, by a socket to it."""
         rank, is_there = len(self.hosts), threading.Event()
         self.hosts.append(host)
         to_it.setblocking(False)
@@ -150,11 +186,9 @@ class Watch:
         is_there.wait(GRACE_S)
 
     def take_round_trips(self) -> list[RoundTrip]:
-        """Return the newest round trips since the last call; another thread adds them."""
         return [self._round_trips.popleft() for _ in range(len(self._round_trips))]
 
     def check(self) -> None:
-        """Raise PeerLostError if there is a verdict, or if others did not come in time."""
         if self._fault is not None:
             self._end_s = time.monotonic() + LEAVE_S
             raise PeerLostError.of(self._fault)
@@ -163,7 +197,6 @@ class Watch:
             raise PeerLostError(f"another rank did not answer in time ({self.timeout_s:g} s)")
 
     def verdict(self, timed_out: bool) -> Fault | None:
-        """Return the verdict after a group's failure, if any; a time-out need not mean a loss."""
         beat_s, silent_s = self._judge.beat_s, self._judge.silent_s
         if not self._known.wait(2 * SETTLE_S) and self._on_rank_lost is None:
             behind = self._judge.behind(time.monotonic()) if timed_out else None
@@ -176,7 +209,6 @@ class Watch:
         return self._fault
 
     def tell(self, fault: Fault) -> None:
-        """Send this rank's own fault to all; it leaves, and ignores later faults of others."""
         with self._lock:
             self._is_decided = True
         self._send_to_all(FAULT, fault.as_text().encode())

@@ -41,7 +41,7 @@ from firecaffe.cluster.links import Shape, connect_ranks, links_of
 from firecaffe.cluster.neighbors import PULSE, RankProgress, beat_s, pack
 from firecaffe.cluster.process_settings import keep_freed_memory, variables_kept
 from firecaffe.cluster.secret import signed
-from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.watch import PeerWatch, Watch
 from firecaffe.errors import LaunchError, PeerLostError, memory_full
 from firecaffe.output import say
 
@@ -73,7 +73,7 @@ class World(Group):
 
     @property
     def host(self) -> str:
-        return socket.gethostname() if self.watch is None else self.watch.hosts[self.rank]
+        return self.watch.hosts[self.rank]
 
 
 def is_launched(nnodes: str = "1") -> bool:
@@ -124,14 +124,14 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
         # They keep connections open on which other ranks of that training still wait.
         gc.collect()
     groups = meet(chosen, timeout_s)
-    place, watch = RankProgress(), None
+    place, watch = RankProgress(), Watch()
     try:
         with meeting(world_size):
             one_host = local_world_size == world_size
             hosts, sockets = connect_ranks(
                 groups.store, rank, world_size, timeout_s, one_host=one_host, shape=shape
             )
-        watch = Watch(rank, hosts, sockets, silent_s, place, timeout_s, shape)
+        watch = PeerWatch(rank, hosts, sockets, silent_s, place, timeout_s, shape)
         with closing(watch), run_pulse(sockets.values(), silent_s):
             yield World(
                 rank,
@@ -149,7 +149,7 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
     finally:
         # If a rank is lost, a thread may still wait for it. The next world is a new one anyway,
         # also for a rank that has reported its own error and lives on.
-        groups.leave(is_lost=watch is not None and watch.fault is not None)
+        groups.leave(is_lost=watch.fault is not None)
 
 
 @contextmanager
@@ -201,7 +201,7 @@ def peers_may_be_lost(world: Group, runs_user_code: bool = False) -> Iterator[No
             raise
         reason = without_source(str(error))
         timed_out = re.search(r"tim(ed|e) ?out|in time", reason, re.IGNORECASE) is not None
-        fault = world.watch.verdict(timed_out) if world.watch is not None else None
+        fault = world.watch.verdict(timed_out)
         if fault is not None:
             raise PeerLostError.of(fault) from error
         if isinstance(error, PeerLostError):

@@ -20,7 +20,7 @@ from firecaffe.cluster.joining import JoinClient
 from firecaffe.cluster.links import links_of, star_of
 from firecaffe.cluster.neighbors import RankProgress
 from firecaffe.cluster.process_settings import exclusive_in_process
-from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.watch import PeerWatch
 from firecaffe.cluster.world import World, join, run_pulse
 from firecaffe.data import Data
 from firecaffe.data.datasets import GIVEN
@@ -332,7 +332,7 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
         where, sockets = RankProgress(), {0: given.socket}
         watch = resources.enter_context(
             closing(
-                Watch(
+                PeerWatch(
                     rank=given.rank,
                     hosts=given.hosts,
                     sockets=sockets,
@@ -353,7 +353,6 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
 def _work(world: World, learner: Learner, plugins: Any, recipe: Recipe, store: Any) -> Result:
     served = learner.mode
     assert isinstance(served, Served)
-    assert world.watch is not None
     say(f"rank {world.rank} computes for rank 0 on {world.watch.hosts[0]}")
     batches = around_batches(plugins, learner.batches, world)
     rank = WorkerRank(world, served.holding, served.coder, batches, recipe, store=store)

@@ -198,8 +198,7 @@ class _Loop:
         return votes
 
     def _look(self) -> None:
-        if self.t.world.watch is not None:
-            self.t.world.watch.check()
+        self.t.world.watch.check()
 
     def end(self) -> Result:
         t, recipe, last, records = self.t, self.t.run.recipe, self._last, self._records

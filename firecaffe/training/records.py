@@ -162,7 +162,7 @@ class Records:
         """Record step `done`, counted from 1. `noise`: the numbers of the noise scale, if any."""
         timings = asdict(result.timings).items()
         self._timings.write({name: seconds for name, seconds in timings if seconds is not None})
-        for trip in self._watch.take_round_trips() if self._watch is not None else ():
+        for trip in self._watch.take_round_trips():
             self._trips.write(asdict(trip))
         self._first_steps.add(result.timings)
         self._progress.step(done, learning_rate, result)

@@ -291,8 +291,7 @@ class FaultWriter:
 
     def write_into(self, folder: Path) -> None:
         self._folder = folder
-        if self._world.watch is not None:
-            self._world.watch.on_verdict(self.write)
+        self._world.watch.on_verdict(self.write)
 
     def write(self, fault: Fault, goes_on: bool = False) -> Fault:
         """Write a fault. Return it with whether a checkpoint exists, and any problem of writing."""
@@ -316,13 +315,13 @@ def report_faults(world: World) -> Iterator[FaultWriter]:
         watch = world.watch
         # Not if all ranks end together, or if another rank has reported the fault.
         is_new = fault is not None and fault.kind not in TOGETHER and fault.seen != ANOTHER
-        if watch is not None and watch.fault is None and fault is not None and is_new:
+        if watch.fault is None and fault is not None and is_new:
             watch.tell(fault)
         if fault is None or fault.kind == "other":
             raise  # such as a wrong recipe: the error has its own message and exit code
         if fault.seen != ANOTHER:
             fault = writer.write(fault)
-        elif watch is not None and fault.kind not in TOGETHER:
+        elif fault.kind not in TOGETHER:
             # The other rank reports it. If this one exited first, the launcher would end that one.
             fault = watch.verdict(timed_out=False) or fault
         if fault.kind == "out_of_memory" and not isinstance(error, MemoryFullError):

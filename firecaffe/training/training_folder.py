@@ -163,7 +163,7 @@ def make_folder(
             continue_run_folder(folder, start.step)
         folder = folder.resolve()
         write_atomically(folder / "recipe.toml", to_toml(with_absolute_paths(run.recipe)))
-        hosts = [world.host] if world.watch is None else list(dict.fromkeys(world.watch.hosts))
+        hosts = list(dict.fromkeys(world.watch.hosts))
         mark = mark_of(folder) or uuid4().hex
         environment = {**describe_environment(), "hosts": hosts, "own_code": own_code, MARK: mark}
         write_json(folder / ENVIRONMENT, environment)
@@ -228,7 +228,7 @@ def _notes(run: Run) -> list[str]:
 
 def say_where(world: World, run: Run, places: Places) -> None:
     """On the first rank of each other host, print the host that reports the run, and its folder."""
-    hosts = [world.host] if world.watch is None else world.watch.hosts
+    hosts = world.watch.hosts
     if hosts[0] != world.host and hosts.index(world.host) == world.rank:
         note = (
             f"; this host does not see it, and records in {places.own}" if places.is_apart else ""

@@ -68,10 +68,8 @@ def wait_for(world: Group, futures: Iterable[Future[Any]], workers: Sequence[Wor
     # A thread that waits for a lost rank may never end, so check the watch and the other workers.
     pending = set(futures)
     while pending:
-        if world.watch is not None:
-            world.watch.check()
-        timeout_s = None if world.watch is None else POLL_S
-        pending = wait(pending, timeout_s, FIRST_EXCEPTION).not_done
+        world.watch.check()
+        pending = wait(pending, POLL_S, FIRST_EXCEPTION).not_done
         raise_failure(workers)
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.links import star_of
+from firecaffe.cluster.watch import PeerWatch
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
@@ -34,8 +35,6 @@ def serve(victims: list[int], how: str) -> list[tuple[str, int]]:
     """What each rank hears of the others' losses."""
     with join("cpu", WAIT_S, SILENT_S, star_of) as world, report_faults(world):
         watch, store = world.watch, world.store
-        assert watch is not None
-        assert store is not None
         told: SimpleQueue[Fault] = SimpleQueue()
         world.place.step = 5
         if world.is_first:
@@ -90,9 +89,9 @@ def heard(world: World, act: Callable[[], object] | None = None) -> tuple[str, i
     does once it knows; else it waits for the news.
     """
     watch = world.watch
-    assert watch is not None
     try:
         if act is None:
+            assert isinstance(watch, PeerWatch)
             assert watch._known.wait(WAIT_S)
         else:
             act()
@@ -105,8 +104,6 @@ def heard(world: World, act: Callable[[], object] | None = None) -> tuple[str, i
 def be_given_up() -> tuple[str, int, int]:
     with join("cpu", WAIT_S, SILENT_S, star_of) as world:
         watch, store = world.watch, world.store
-        assert watch is not None
-        assert store is not None
         told: SimpleQueue[Fault] = SimpleQueue()
         if world.is_first:
             watch.tolerate(told.put)
@@ -130,7 +127,6 @@ def test_a_worker_that_wakes_up_after_it_was_given_up_ends(ranks: Ranks) -> None
 
 def lose_rank_0(how: str) -> tuple[str, int, int]:
     with join("cpu", WAIT_S, SILENT_S, star_of) as world:
-        assert world.watch is not None
         if world.is_first:
             world.watch.tolerate(lambda _: None)
         gather_text(world, "all are here")
@@ -156,7 +152,6 @@ def fall_silent() -> tuple[float, str, int]:
             ctypes.PyDLL(None).usleep(int(2 * SILENT_S * 1e6))
         total = torch.ones(1)
         dist.all_reduce(total, group=world.exchange_group)
-        assert world.watch is not None
         world.watch.check()
 
         world.place.step = 2

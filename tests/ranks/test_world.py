@@ -55,7 +55,7 @@ def hold_store(where: str) -> None:
 def meet_once(said: str) -> list[str]:
     """What a training and a check begin and end with; both groups and the watch's sockets."""
     with join("cpu", 20) as world:
-        assert world.watch is not None
+        assert len(world.watch.hosts) == world.world_size
         total = torch.ones(3)
         dist.all_reduce(total, group=world.exchange_group)
         assert total.tolist() == [world.world_size] * 3

@@ -11,7 +11,7 @@ import pytest
 
 from firecaffe.cluster.links import Shape, links_of, star_of
 from firecaffe.cluster.neighbors import BEAT, FAULT, HEADER, NOBODY, Neighbor, RankProgress, pack
-from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.watch import PeerWatch
 from firecaffe.errors import PeerLostError
 from firecaffe.faults import Fault
 from tests.unit.cluster.watches import LONG_S, SILENT_S, connect, fault_of, until, watches
@@ -114,7 +114,7 @@ MANY_SILENT_S = 1.0
 ROOT, INNER_WATCHER, INNER_ON_HOST, LEAF = 0, 8, 9, 39
 
 
-def told_by(watching: list[Watch]) -> set[tuple[str, int, str, int]]:
+def told_by(watching: list[PeerWatch]) -> set[tuple[str, int, str, int]]:
     faults = [fault_of(watch) for watch in watching]
     return {(fault.kind, fault.rank, fault.host, fault.step) for fault in faults}
 
@@ -175,7 +175,7 @@ INNER = (1, 3, 7)
 class Losses:
     """What rank 0 is told, in order."""
 
-    def __init__(self, watch: Watch, least: int = 1) -> None:
+    def __init__(self, watch: PeerWatch, least: int = 1) -> None:
         self.told: list[Fault] = []
         self.least = least
         self.are_all = threading.Event()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from firecaffe.cluster.links import Shape, links_of
 from firecaffe.cluster.neighbors import RankProgress
-from firecaffe.cluster.watch import Watch
+from firecaffe.cluster.watch import PeerWatch
 from firecaffe.faults import Fault
 
 SILENT_S = 0.6
@@ -41,12 +41,12 @@ def watches(
     hosts: Sequence[str] = (),
     timeout_s: float = LONG_S,
     shape: Shape = links_of,
-) -> Iterator[tuple[list[Watch], list[dict[int, socket.socket]]]]:
+) -> Iterator[tuple[list[PeerWatch], list[dict[int, socket.socket]]]]:
     """Of all ranks, or of some; the others are sockets in the test's hands."""
     names = list(hosts) or [f"host{rank}" for rank in range(size)]
     sockets = linked(names, shape)
     started = [
-        Watch(rank, names, sockets[rank], silent_s, RankProgress(), timeout_s, shape)
+        PeerWatch(rank, names, sockets[rank], silent_s, RankProgress(), timeout_s, shape)
         for rank in range(size)
         if watching is None or rank in watching
     ]
@@ -60,7 +60,7 @@ def watches(
                 one.close()
 
 
-def fault_of(watch: Watch) -> Fault:
+def fault_of(watch: PeerWatch) -> Fault:
     assert watch._known.wait(LONG_S)
     assert watch.fault is not None
     return watch.fault

@@ -43,7 +43,7 @@ class JoinListener:
     def open(self, facts: dict[str, Any]) -> None:
         """Admit workers from now on, if there is a store where they can ask."""
         store, world = launcher_store(), self._world
-        if store is None or world.watch is None:
+        if store is None or world.world_size == 1:
             return
         one_host = world.local_world_size == world.world_size
         server = JoinServer(store, world.attempt, one_host=one_host)
@@ -78,7 +78,6 @@ class JoinListener:
 
     def _admit(self, server: JoinServer, comer: JoinRequest) -> None:
         watch = self._world.watch
-        assert watch is not None
         rank = len(watch.hosts)
         try:
             to_it = server.admit(comer, rank, list(watch.hosts))

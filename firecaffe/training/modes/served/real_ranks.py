@@ -121,8 +121,7 @@ class RealRank(TrainingRanks, ABC):
         return Messages(lane, forward, named, self.coder, self._holders.hold_weights)
 
     def _look(self) -> None:
-        if self.world.watch is not None:
-            self.world.watch.check()
+        self.world.watch.check()
         self._holders.check()
 
 
@@ -262,7 +261,7 @@ class ServerRank(RealRank):
         for learner in self.clock.learners.values():
             while not learner.join(POLL_S):
                 self._look()
-                if self.world.watch is not None and learner.rank in self.world.watch.losses:
+                if learner.rank in self.world.watch.losses:
                     learner.cut()
         self._drain_arrivals(report)
         self._holders.end()
@@ -288,9 +287,8 @@ class ServerRank(RealRank):
         if self.clock.needs_all:
             yield lambda *_: None
             return
-        if self.world.watch is not None:
-            lost = self.clock.arrivals.put
-            self.world.watch.tolerate(lambda fault: lost(LostRank(fault.rank, fault.event)))
+        lost = self.clock.arrivals.put
+        self.world.watch.tolerate(lambda fault: lost(LostRank(fault.rank, fault.event)))
         reporter = LossReporter(self.world.store, self.world.attempt)
 
         def on_rank_lost(rank: int, why: str) -> None:
@@ -327,9 +325,8 @@ class ServerRank(RealRank):
 
     def _fault_of(self, rank: int, why: str) -> Fault:
         watch, step = self.world.watch, self.world.place.step
-        host = self.world.host if watch is None else watch.hosts[rank]
-        seen = Fault("gone", rank, host, step, f"rank 0: {why}")
-        return seen if watch is None else watch.losses.get(rank, seen)
+        seen = Fault("gone", rank, watch.hosts[rank], step, f"rank 0: {why}")
+        return watch.losses.get(rank, seen)
 
 
 def _raise(error: tuple[str, str, int], is_secondary: bool) -> NoReturn:
