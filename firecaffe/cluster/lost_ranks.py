@@ -27,8 +27,8 @@ TELL_S = 5.0
 class LossReporter:
     """Rank 0's reports of losses, written in a thread, because the store may be out of reach."""
 
-    def __init__(self, store: Store | None, attempt: int) -> None:
-        """Use the launchers' store; without one (None), nothing is reported."""
+    def __init__(self, store: Store, attempt: int) -> None:
+        """Use the launchers' store."""
         self._store, self._attempt, self._count = store, attempt, 0
         self._calls = Calls("launchers")
         self._set(goes_on_key(attempt), "yes")
@@ -43,9 +43,7 @@ class LossReporter:
         self._calls.close(patience_s=TELL_S)
 
     def _set(self, key: str, text: str) -> None:
-        store = self._store
-        if store is not None:
-            self._calls.put(_quietly(lambda: store.set(key, text)))
+        self._calls.put(_quietly(lambda: self._store.set(key, text)))
 
 
 class LossReader:

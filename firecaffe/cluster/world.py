@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 
 import torch
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.distributed import DistError
 
 from firecaffe.cluster import pulse
@@ -66,8 +66,8 @@ LAUNCHER_STORE = "FIRECAFFE_STORE"
 
 @dataclass(frozen=True)
 class World(Group):
-    store: Store | None = None
-    """The launcher's store, which outlives the ranks; None if it has none."""
+    store: Store = field(default_factory=HashStore)
+    """The launcher's store, which outlives the ranks; if it has none, one of this rank's own."""
     attempt: int = 0
     """The number of this attempt, from a launcher that restarts ranks."""
 
@@ -235,11 +235,11 @@ def launcher_place() -> str | None:
     return place
 
 
-def launcher_store() -> Store | None:
-    """Connect to the store of `launcher_place`, if there is one. Raises: LaunchError."""
+def launcher_store() -> Store:
+    """Connect to the store of `launcher_place`; else make an empty one. Raises: LaunchError."""
     place = launcher_place()
     if place is None:
-        return None
+        return HashStore()
     try:
         return signed(TCPStore(*split_place(place), is_master=False))
     except (RuntimeError, ValueError) as error:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn, optim
-from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import attempt, rank_and_size
@@ -42,15 +41,14 @@ class Attached:
         store, key = launcher_store(), f"firecaffe/attached/{path}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            goes_on = store is not None and _is_of_earlier_attempt(store, key)
+            goes_on = store.check([key]) and int(store.get(key)) < attempt()
             self._step = _last_step(path.parent) if goes_on else 0
             self._lines = JsonLines(path, goes_on)
         except FileExistsError:
             raise RunError(f"{path} exists already; two runs never write into one folder") from None
         except OSError as error:
             raise RunError(f"{folder}: {error.strerror}") from error
-        if store is not None:
-            store.set(key, str(attempt()))
+        store.set(key, str(attempt()))
         parameters = [p for p in model.parameters() if p.requires_grad]
         is_gpu = bool(parameters) and parameters[0].is_cuda
         self._finish: Callable[[], None] = torch.cuda.synchronize if is_gpu else lambda: None
@@ -146,10 +144,6 @@ def attach(model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> 
             "call its detach() first"
         )
     return Attached(model, optimizer, folder)
-
-
-def _is_of_earlier_attempt(store: Store, key: str) -> bool:
-    return store.check([key]) and int(store.get(key)) < attempt()
 
 
 def _last_step(folder: Path) -> int:

@@ -272,13 +272,12 @@ def remember_own_folder(world: World, start: Start, folder: Path) -> None:
 
 
 def _note(world: World, key: str, folder: Path | str) -> None:
-    if world.store is not None:
-        # Torch's stores take bytes as well.
-        world.store.set(key, os.fsencode(folder))  # type: ignore[arg-type]
+    # Torch's stores take bytes as well.
+    world.store.set(key, os.fsencode(folder))  # type: ignore[arg-type]
 
 
 def _noted(world: World, key: str) -> Path | None:
-    known = b"" if world.store is None or not world.store.check([key]) else world.store.get(key)
+    known = world.store.get(key) if world.store.check([key]) else b""
     return Path(os.fsdecode(known)) if known else None
 
 

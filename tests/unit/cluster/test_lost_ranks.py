@@ -80,7 +80,6 @@ def test_who_has_ended_first_is_told_of_when_rank_0_has_its_word(launcher: Launc
     teller = launcher.say()
     launcher.released.look({1: failed(-9), 2: RUNS})
     assert (launcher.released.ranks, launcher.told) == ({1}, [])
-    assert teller._store is not None
     teller._store.set("firecaffe/lost/0/0", gone(1).as_text())
     for _ in range(2):
         launcher.released.look({2: RUNS})

@@ -42,13 +42,13 @@ class JoinListener:
 
     def open(self, facts: dict[str, Any]) -> None:
         """Admit workers from now on, if there is a store where they can ask."""
-        store, world = launcher_store(), self._world
-        if store is None or world.world_size == 1:
+        place, world = launcher_place(), self._world
+        if place is None or world.world_size == 1:
             return
         one_host = world.local_world_size == world.world_size
-        server = JoinServer(store, world.attempt, one_host=one_host)
+        server = JoinServer(launcher_store(), world.attempt, one_host=one_host)
         server.open(facts)
-        self._say(_invitation(f"firecaffe train RECIPE --join {launcher_place()}"))
+        self._say(_invitation(f"firecaffe train RECIPE --join {place}"))
         self._thread = threading.Thread(
             target=self._look, args=(server,), name="join server", daemon=True
         )
