@@ -27,12 +27,7 @@ from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.training.first_look import FirstLook
 from firecaffe.training.forward import Forward, arithmetic
 from firecaffe.training.given_parts import Parts, build_network, task_for
-from firecaffe.transport.link import (
-    MeasuredLink,
-    bandwidth_samples_bytes_per_s,
-    finish,
-    latency_samples_s,
-)
+from firecaffe.transport.link import LinkEnd, MeasuredLink, finish
 
 MIN_STREAM_S = 0.1
 PINGS = 10
@@ -159,16 +154,13 @@ def tournament(players: Sequence[int]) -> list[list[tuple[int, int]]]:
 
 
 def _measure(world: World, first: int, second: int, in_host: bool) -> PairLink:
-    group = world.exchange_group
-    assert group is not None
-    starts = world.rank == first
-    peer = second if starts else first
+    end = LinkEnd.of(world, first, second)
     with peers_may_be_lost(world):
         latencies = []
         for _ in range(BURSTS):
             time.sleep(PAUSE_S)
-            latencies += latency_samples_s(group, peer, starts, world.device, PINGS)
-        rates = bandwidth_samples_bytes_per_s(group, peer, starts, world.device, MIN_STREAM_S)
+            latencies += end.latency_samples_s(PINGS)
+        rates = end.bandwidth_samples_bytes_per_s(MIN_STREAM_S)
     return PairLink(first, second, tuple(latencies), tuple(rates), in_host)
 
 

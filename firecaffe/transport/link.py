@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 import psutil
 import torch
@@ -79,86 +79,118 @@ def measure_link(
     most_s: float = inf,
 ) -> MeasuredLink:
     """Measure a link in the exchange's group; all ranks call it. Raises: PeerLostError."""
-    group, measured = world.exchange_group, list[MeasuredLink]()
-    if group is None or first == second:
+    measured = list[MeasuredLink]()
+    if world.exchange_group is None or first == second:
         raise ValueError(f"a link has two ends; these are rank {first} and rank {second}")
     # Ranks that are neither end only wait. All get the first rank's figures. After `most_s` seconds
     # no more samples are taken.
     if world.rank in (first, second):
-        starts = world.rank == first
-        peer = second if starts else first
+        end = LinkEnd.of(world, first, second)
         with peers_may_be_lost(world):
-            half_s = most_s / 2
-            latencies = latency_samples_s(group, peer, starts, world.device, most_s=half_s)
-            streams = bandwidth_samples_bytes_per_s(
-                group, peer, starts, world.device, least_stream_s, most_s=half_s
-            )
+            latencies = end.latency_samples_s(most_s=most_s / 2)
+            streams = end.bandwidth_samples_bytes_per_s(least_stream_s, most_s / 2)
         measured = [MeasuredLink(first, second, tuple(latencies), tuple(streams))]
     return gather_as(world, measured, list[MeasuredLink])[first][0]
 
 
-def latency_samples_s(
-    group: ProcessGroup,
-    peer: int,
-    starts: bool,
-    device: torch.device,
-    pings: int = PINGS,
-    most_s: float = inf,
-) -> list[float]:
-    """Return half of each 8-byte round trip; both ranks call it, and one `starts` and measures."""
-    ball = torch.zeros(PING_BYTES, dtype=torch.uint8, device=device)
-    if not starts:
-        is_last = False
-        while not is_last:
-            dist.recv(ball, group_src=peer, group=group)
-            is_last = bool(ball[0])
-            dist.send(ball, group_dst=peer, group=group)
-        return []
-    # The first half of the pings warms up. There are fewer pings if `most_s` is over.
-    samples = list[float]()
-    begin_s = time.perf_counter()
-    while not ball[0]:
-        start_s = time.perf_counter()
-        if len(samples) + 1 >= 2 * pings or (samples and start_s - begin_s >= most_s):
-            ball.fill_(1)
-        dist.send(ball, group_dst=peer, group=group)
-        dist.recv(ball, group_src=peer, group=group)
-        finish(device)
-        samples.append((time.perf_counter() - start_s) / 2)
-    return samples[len(samples) // 2 :]
+@dataclass(frozen=True)
+class LinkEnd:
+    """This rank's end of a link. Both ends call the same methods, and one gets the samples."""
 
+    group: ProcessGroup
+    peer: int
+    starts: bool
+    """Whether this end starts, and measures."""
+    device: torch.device
 
-def bandwidth_samples_bytes_per_s(
-    group: ProcessGroup,
-    peer: int,
-    sends: bool,
-    device: torch.device,
-    least_s: float = MIN_STREAM_S,
-    streams: int = STREAMS,
-    most_s: float = inf,
-) -> list[float]:
-    """Return bytes per second of each stream; both ranks call it, and one `sends` and measures."""
-    samples: list[float] = []
-    if not sends:
-        while stream_bytes := _receive_number(group, peer, device):
-            _stream(group, peer, False, stream_bytes, device)
+    @classmethod
+    def of(cls, world: Group, first: int, second: int) -> Self:
+        """Return the end of one of two ranks, of which the first one measures."""
+        assert world.exchange_group is not None
+        starts = world.rank == first
+        return cls(world.exchange_group, second if starts else first, starts, world.device)
+
+    def latency_samples_s(self, pings: int = PINGS, most_s: float = inf) -> list[float]:
+        """Return half of each 8-byte round trip."""
+        ball = torch.zeros(PING_BYTES, dtype=torch.uint8, device=self.device)
+        if not self.starts:
+            is_last = False
+            while not is_last:
+                self._receive(ball)
+                is_last = bool(ball[0])
+                self._send(ball)
+            return []
+        # The first half of the pings warms up. There are fewer pings if `most_s` is over.
+        samples = list[float]()
+        begin_s = time.perf_counter()
+        while not ball[0]:
+            start_s = time.perf_counter()
+            if len(samples) + 1 >= 2 * pings or (samples and start_s - begin_s >= most_s):
+                ball.fill_(1)
+            self._send(ball)
+            self._receive(ball)
+            finish(self.device)
+            samples.append((time.perf_counter() - start_s) / 2)
+        return samples[len(samples) // 2 :]
+
+    def bandwidth_samples_bytes_per_s(
+        self, least_s: float = MIN_STREAM_S, most_s: float = inf
+    ) -> list[float]:
+        """Return bytes per second of each stream, from the end that starts."""
+        samples: list[float] = []
+        number = torch.zeros(1, dtype=torch.int64, device=self.device)
+        if not self.starts:
+            while stream_bytes := int(self._receive(number)):
+                self._stream(stream_bytes)
+            return samples
+        # Streams grow until one takes `least_s` seconds; shorter ones warm up. After `most_s` the
+        # next stream that is long enough is the last. Each ends with the receiver's confirmation.
+        stream_bytes = FIRST_STREAM_BYTES
+        begin_s = time.perf_counter()
+        while len(samples) < STREAMS:
+            if samples and time.perf_counter() - begin_s >= most_s:
+                break
+            self._send(number.fill_(stream_bytes))
+            taken_s = self._stream(stream_bytes)
+            if taken_s >= least_s or samples:
+                samples.append(stream_bytes / taken_s)
+            else:
+                growth = min(MAX_GROWTH, max(2.0, 1.25 * least_s / taken_s))
+                stream_bytes = round(stream_bytes * growth)
+        self._send(number.fill_(0))
         return samples
-    # Streams grow until one takes `least_s` seconds; shorter ones warm up. After `most_s` the next
-    # stream that is long enough is the last. Each stream ends with the receiver's confirmation.
-    stream_bytes = FIRST_STREAM_BYTES
-    begin_s = time.perf_counter()
-    while len(samples) < streams:
-        if samples and time.perf_counter() - begin_s >= most_s:
-            break
-        _send_number(stream_bytes, group, peer, device)
-        taken_s = _stream(group, peer, True, stream_bytes, device)
-        if taken_s >= least_s or samples:
-            samples.append(stream_bytes / taken_s)
+
+    def _stream(self, stream_bytes: int) -> float:
+        message_bytes = min(MAX_MESSAGE_BYTES, -(-stream_bytes // IN_FLIGHT))
+        slots = torch.zeros(IN_FLIGHT, message_bytes, dtype=torch.uint8, device=self.device)
+        confirmation = torch.zeros(PING_BYTES, dtype=torch.uint8, device=self.device)
+        works: list[dist.Work | None] = [None] * IN_FLIGHT
+        start_s = time.perf_counter()
+        for number, begin in enumerate(range(0, stream_bytes, message_bytes)):
+            slot = number % IN_FLIGHT
+            _wait(works[slot])
+            message: Tensor = slots[slot, : min(message_bytes, stream_bytes - begin)]
+            works[slot] = (
+                dist.isend(message, group_dst=self.peer, group=self.group)
+                if self.starts
+                else dist.irecv(message, group_src=self.peer, group=self.group)
+            )
+        for work in works:
+            _wait(work)
+        if self.starts:
+            self._receive(confirmation)
         else:
-            growth = min(MAX_GROWTH, max(2.0, 1.25 * least_s / taken_s))
-            stream_bytes = round(stream_bytes * growth)
-    _send_number(0, group, peer, device)
-    return samples
+            finish(self.device)
+            self._send(confirmation)
+        finish(self.device)
+        return time.perf_counter() - start_s
+
+    def _send(self, tensor: Tensor) -> None:
+        dist.send(tensor, group_dst=self.peer, group=self.group)
+
+    def _receive(self, tensor: Tensor) -> Tensor:
+        dist.recv(tensor, group_src=self.peer, group=self.group)
+        return tensor
 
 
 def finish(device: torch.device) -> None:
@@ -167,47 +199,9 @@ def finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _stream(
-    group: ProcessGroup, peer: int, sends: bool, stream_bytes: int, device: torch.device
-) -> float:
-    message_bytes = min(MAX_MESSAGE_BYTES, -(-stream_bytes // IN_FLIGHT))
-    slots = torch.zeros(IN_FLIGHT, message_bytes, dtype=torch.uint8, device=device)
-    confirmation = torch.zeros(PING_BYTES, dtype=torch.uint8, device=device)
-    works: list[dist.Work | None] = [None] * IN_FLIGHT
-    start_s = time.perf_counter()
-    for number, begin in enumerate(range(0, stream_bytes, message_bytes)):
-        slot = number % IN_FLIGHT
-        _wait(works[slot])
-        message: Tensor = slots[slot, : min(message_bytes, stream_bytes - begin)]
-        works[slot] = (
-            dist.isend(message, group_dst=peer, group=group)
-            if sends
-            else dist.irecv(message, group_src=peer, group=group)
-        )
-    for work in works:
-        _wait(work)
-    if sends:
-        dist.recv(confirmation, group_src=peer, group=group)
-    else:
-        finish(device)
-        dist.send(confirmation, group_dst=peer, group=group)
-    finish(device)
-    return time.perf_counter() - start_s
-
-
 def _wait(work: dist.Work | None) -> None:
     if work is not None:
         work.wait()
-
-
-def _send_number(number: int, group: ProcessGroup, peer: int, device: torch.device) -> None:
-    dist.send(torch.tensor([number], device=device), group_dst=peer, group=group)
-
-
-def _receive_number(group: ProcessGroup, peer: int, device: torch.device) -> int:
-    number = torch.zeros(1, dtype=torch.int64, device=device)
-    dist.recv(number, group_src=peer, group=group)
-    return int(number)
 
 
 NAME = "links.json"
