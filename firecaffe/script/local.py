@@ -372,5 +372,4 @@ def _check_rows(model: nn.Module, process_group: ProcessGroup | None) -> None:
 
 def _close(reducer: GradientReducer, world: Group) -> None:
     reducer.close(wait=False)
-    if world.exchange_group is not None:
-        leave(world)
+    leave(world)

@@ -93,7 +93,7 @@ def meet(
 def leave(world: Group) -> None:
     # torch names a subgroup by the number of groups of the process. If a rank destroys one before
     # the others do, the ranks of the next subgroup would not find each other.
-    if dist.is_initialized() and world.world_size == dist.get_world_size():
+    if dist.is_initialized() and 1 < world.world_size == dist.get_world_size():
         with suppress(ValueError):  # destroyed already
             dist.destroy_process_group(world.exchange_group)
 

@@ -99,8 +99,7 @@ def split_layers(
     agree(world, facts)
     copy_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
     group = PartGroup(world, num_parts)
-    if world.exchange_group is not None:
-        weakref.finalize(group, leave, world)  # after the last copy of the network
+    weakref.finalize(group, leave, world)  # after the last copy of the network
     warn_of_own_state(model, "split_layers", averages=False)
     return replace_layers(model, chosen, group)
 
