@@ -23,7 +23,6 @@ from multiprocessing.connection import Connection
 import psutil
 
 from firecaffe.cluster.links import links_of
-from firecaffe.cluster.neighbors import RankProgress
 from firecaffe.cluster.watch import PeerWatch
 from firecaffe.cluster.world import run_pulse
 
@@ -132,8 +131,8 @@ def _be_rank(
     pipe: Connection,
     seconds: float,
 ) -> None:
-    place = RankProgress(step=1)
-    watch = PeerWatch(rank, hosts, sockets, SILENT_S, place, TIMEOUT_S)
+    watch = PeerWatch(rank, hosts, sockets, SILENT_S, TIMEOUT_S)
+    watch.place.step = 1
     with run_pulse(sockets.values(), SILENT_S):
         (beside,) = psutil.Process().children()
         time.sleep(SETTLED_S + len(hosts) * START_S)  # until all others are there

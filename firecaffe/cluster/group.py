@@ -80,7 +80,6 @@ class Group:
     local_world_size: int = 1
     """The number of the group's ranks on this host; 1 if they are not consecutive in the group."""
     watch: Watch = field(default_factory=Watch)
-    place: RankProgress = field(default_factory=RankProgress)
     traffic: Traffic = field(default_factory=Traffic)
     """The count of gradient bytes that this rank has sent, in all its groups."""
     members: tuple[int, ...] = ()
@@ -92,6 +91,11 @@ class Group:
         if self.exchange_group is None:
             return False
         return self.exchange_group._get_backend(self.device).name() in ORDERED
+
+    @property
+    def place(self) -> RankProgress:
+        """This rank's progress."""
+        return self.watch.place
 
     @property
     def is_first(self) -> bool:
@@ -138,7 +142,6 @@ def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
             local_rank=members.index(world.rank) - on_host[0] if is_run else 0,
             local_world_size=len(on_host) if is_run else 1,
             watch=world.watch,
-            place=world.place,
             traffic=world.traffic,
             members=members,
         )

@@ -71,6 +71,8 @@ class Watch:
     def __init__(self, hosts: Sequence[str] = ()) -> None:
         self.hosts = list(hosts) or [socket.gethostname()]
         """The host of each rank."""
+        self.place = RankProgress()
+        """This rank's progress, which the others see."""
 
     @property
     def fault(self) -> Fault | None:
@@ -121,20 +123,19 @@ class PeerWatch(Watch):
         hosts: Sequence[str],
         sockets: Mapping[int, socket.socket],
         silent_s: float,
-        place: RankProgress,
         timeout_s: float = float("inf"),
         shape: Shape = links_of,
     ) -> None:
         """Watch over the ranks of `shape` by `sockets`; `timeout_s` limits waits for others."""
         super().__init__(hosts)
-        self.rank, self.place, self.timeout_s = rank, place, timeout_s
+        self.rank, self.timeout_s = rank, timeout_s
         self._tell: Tell = lambda *_: None
         self._on_rank_lost: Callable[[Fault], object] | None = None
         self._losses: dict[int, Fault] = {}
         self._calls = Calls("verdicts")
         now = time.monotonic()
         self._neighbors = {other: Neighbor(peer, now) for other, peer in sockets.items()}
-        self._judge = LossJudge(rank, self.hosts, silent_s, place, self._neighbors)
+        self._judge = LossJudge(rank, self.hosts, silent_s, self.place, self._neighbors)
         self._comers: SimpleQueue[tuple[int, socket.socket, threading.Event]] = SimpleQueue()
         self._is_star = shape is star_of
         links = shape(rank, hosts)

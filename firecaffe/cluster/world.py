@@ -124,14 +124,14 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
         # They keep connections open on which other ranks of that training still wait.
         gc.collect()
     groups = meet(chosen, timeout_s)
-    place, watch = RankProgress(), Watch()
+    watch = Watch()
     try:
         with meeting(world_size):
             one_host = local_world_size == world_size
             hosts, sockets = connect_ranks(
                 groups.store, rank, world_size, timeout_s, one_host=one_host, shape=shape
             )
-        watch = PeerWatch(rank, hosts, sockets, silent_s, place, timeout_s, shape)
+        watch = PeerWatch(rank, hosts, sockets, silent_s, timeout_s, shape)
         with closing(watch), run_pulse(sockets.values(), silent_s):
             yield World(
                 rank,
@@ -142,7 +142,6 @@ def _join(device: str, timeout_s: float, silent_s: float, shape: Shape) -> Itera
                 local_rank,
                 local_world_size,
                 watch,
-                place,
                 store=launcher_store(),
                 attempt=attempt(),
             )

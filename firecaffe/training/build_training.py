@@ -18,7 +18,6 @@ from firecaffe.cluster.groups import GLOO_INTERFACE
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.cluster.joining import JoinClient
 from firecaffe.cluster.links import links_of, star_of
-from firecaffe.cluster.neighbors import RankProgress
 from firecaffe.cluster.process_settings import exclusive_in_process
 from firecaffe.cluster.watch import PeerWatch
 from firecaffe.cluster.world import World, join, run_pulse
@@ -329,7 +328,7 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
         if local_facts["probe"] != comes.facts["probe"]:
             doubt = "computes other bits than rank 0, so that a replay may come to others"
         given = comes.enter({"doubt": doubt})
-        where, sockets = RankProgress(), {0: given.socket}
+        sockets = {0: given.socket}
         watch = resources.enter_context(
             closing(
                 PeerWatch(
@@ -337,16 +336,13 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
                     hosts=given.hosts,
                     sockets=sockets,
                     silent_s=exchange.silent_s,
-                    place=where,
                     timeout_s=exchange.timeout_s,
                     shape=star_of,
                 )
             )
         )
         resources.enter_context(run_pulse(sockets.values(), exchange.silent_s))
-        world = replace(
-            alone, rank=given.rank, world_size=len(given.hosts), watch=watch, place=where
-        )
+        world = replace(alone, rank=given.rank, world_size=len(given.hosts), watch=watch)
         return _work(world, learner, plugins, recipe, given.store)
 
 

@@ -36,7 +36,7 @@ class Mesh:
 
 def make_mesh(world: World, layout: RankLayout, resources: ExitStack) -> Mesh:
     """Make the mesh; all ranks call it."""
-    alone = Group(0, 1, world.device, watch=world.watch, place=world.place)
+    alone = Group(0, 1, world.device, watch=world.watch)
     if layout.model == 1:
         return Mesh(world, alone, alone, alone, world, world, world)
 

@@ -66,7 +66,7 @@ def test_a_rank_waits_until_it_knows_who_is_lost(how: str) -> None:
             seen.append(watch.place.waits)
 
         group = Mock(spec=dist.ProcessGroup)
-        world = World(rank, 2, torch.device("cpu"), group, watch=watch, place=watch.place)
+        world = World(rank, 2, torch.device("cpu"), group, watch=watch)
         with (
             patch.object(watch, "verdict", verdict),
             patch.multiple(dist, all_gather=time_out, recv=time_out, send=time_out),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 
 from firecaffe.cluster.links import Shape, links_of
-from firecaffe.cluster.neighbors import RankProgress
 from firecaffe.cluster.watch import PeerWatch
 from firecaffe.faults import Fault
 
@@ -46,7 +45,7 @@ def watches(
     names = list(hosts) or [f"host{rank}" for rank in range(size)]
     sockets = linked(names, shape)
     started = [
-        PeerWatch(rank, names, sockets[rank], silent_s, RankProgress(), timeout_s, shape)
+        PeerWatch(rank, names, sockets[rank], silent_s, timeout_s, shape)
         for rank in range(size)
         if watching is None or rank in watching
     ]
