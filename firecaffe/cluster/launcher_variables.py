@@ -11,7 +11,7 @@ MPI's process manager Hydra, as it sets them; srun(1), "Output environment varia
 import os
 import re
 import zlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from firecaffe.cluster.addresses import LOOPBACK
@@ -75,9 +75,9 @@ LAUNCHERS = (
 WORDS = "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
 
 
-def adopt_variables(environment: MutableMapping[str, str] = os.environ) -> None:
+def adopt_variables() -> None:
     """Set torchrun's variables from the launcher's. Raises: LaunchError if some are unknown."""
-    environment.update(words_of(environment))
+    os.environ.update(words_of(os.environ))
 
 
 def words_of(environment: Mapping[str, str]) -> dict[str, str]:

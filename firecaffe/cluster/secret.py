@@ -22,7 +22,6 @@ import socket
 import stat
 import struct
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -40,9 +39,9 @@ MAX_BYTES = 4096
 HOW = "make one with: (umask 077; head -c 32 /dev/urandom | base64 > FILE)"
 
 
-def own_secret(environment: Mapping[str, str] = os.environ) -> bytes | None:
+def own_secret() -> bytes | None:
     """Return the secret in the environment, if any. Raises: LaunchError if it is too short."""
-    text = environment.get(SECRET)
+    text = os.environ.get(SECRET)
     return None if text is None else _checked(text, SECRET)
 
 
