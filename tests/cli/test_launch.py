@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,19 +38,6 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "recipe.toml"
     path.write_text(RECIPE)
     return path
-
-
-def call(
-    *command: object, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        env={**os.environ, **(environment or {})},
-        check=False,
-    )
 
 
 def result_of(run: Path) -> dict[str, object]:
@@ -181,7 +169,9 @@ run()
 
 
 def test_a_ranks_end_does_not_wait_for_the_threads_of_its_process_group() -> None:
-    done = call(sys.executable, "-c", BUSY, environment={"RANK": "0"})
+    options: Any = {"capture_output": True, "text": True, "timeout": TIMEOUT_S}
+    command, environment = [sys.executable, "-c", BUSY], {**os.environ, "RANK": "0"}
+    done = subprocess.run(command, env=environment, check=False, **options)
     assert (done.returncode, done.stdout, done.stderr) == (0, "gathering\n", "")
 
 

@@ -80,30 +80,33 @@ def test_one_thread_launches_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (dict(os.environ), begun) == (before, [])
 
 
+def bare_launch(store: object = None, **of_agent: object) -> _Launch:
+    launch = _Launch.__new__(_Launch)
+    group = SimpleNamespace(store=store)
+    agent = SimpleNamespace(get_worker_group=lambda: group, ended_by_us=set(), **of_agent)
+    launch.agent, launch.settle = cast("FaultAgent", agent), lambda _, fault, __: fault
+    launch.known_folders, launch.has_patience, launch.has_asked = [], True, False
+    launch.killed_before = 0
+    return launch
+
+
 def test_the_runs_folder_is_had_though_a_question_before_is_overdue() -> None:
     """A busy host: the store answers late. The folder is remembered when the store is gone."""
     store = HashStore()
     store.set(f"{FOLDER}/0", "/runs/1")
-    launch = _Launch.__new__(_Launch)
-    group = SimpleNamespace(store=SimpleNamespace(underlying_store=store))
-    launch.agent = cast("FaultAgent", SimpleNamespace(get_worker_group=lambda: group))
-    launch.known_folders, launch.has_patience = [], True
+    launch = bare_launch(SimpleNamespace(underlying_store=store))
     answered = threading.Event()
     with SideThread() as launch.aside:
         with pytest.raises(TimeoutError):
             launch.aside.run(answered.wait, 0.0)
         threading.Timer(0.05, answered.set).start()
         assert launch._folders() == [Path("/runs/1")]
-        group.store = None
+        launch.agent.get_worker_group().store = None
         assert launch._folders() == [Path("/runs/1")]
 
 
 def test_a_rank_that_was_asked_to_stop_is_told_as_the_launcher_would_be(tmp_path: Path) -> None:
-    launch = _Launch.__new__(_Launch)
-    group = SimpleNamespace(store=None)
-    agent = SimpleNamespace(get_worker_group=lambda: group, ended_by_us=set())
-    launch.agent, launch.settle = cast("FaultAgent", agent), lambda _, fault, __: fault
-    launch.known_folders, launch.has_patience = [], True
+    launch = bare_launch()
     asked = RankFailure(0, 1, PreemptedError.exit_code, str(tmp_path / "none"))
     with SideThread() as launch.aside:
         error = launch._told({0: asked}, "the run ended")
@@ -113,22 +116,13 @@ def test_a_rank_that_was_asked_to_stop_is_told_as_the_launcher_would_be(tmp_path
 def test_hosts_that_cannot_meet_again_are_told_where(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launch = _Launch.__new__(_Launch)
     lost = RankFailure(0, 1, 9, str(tmp_path / "none"))
 
     def run() -> None:
         raise RendezvousConnectionError("see inner exception")
 
-    agent = SimpleNamespace(
-        get_worker_group=lambda: SimpleNamespace(store=None),
-        ended_by_us=set(),
-        last_failures={0: lost},
-        run=run,
-    )
-    launch.agent, launch.settle = cast("FaultAgent", agent), lambda _, fault, __: fault
+    launch = bare_launch(last_failures={0: lost}, run=run)
     launch.met = cast("Rendezvous", SimpleNamespace(shutdown=bool))
-    launch.known_folders, launch.has_patience, launch.has_asked = [], True, False
-    launch.killed_before = 0
     launch.hosts = Hosts(1, 1, 2, "node-a:29500", "run")
     with SideThread() as launch.aside, pytest.raises(RankFailedError):
         launch._run()
