@@ -92,7 +92,7 @@ GOES_ALONG = Fault("other", 1, "host", 7, ANOTHER)
 LOOKS: dict[str, tuple[list[Fault], dict[int, ProcessState], list[tuple[int, str, int]]]] = {
     "given up and stopped": ([gone(2)], {1: RUNS, 2: STOPPED}, [(2, "gone", 0)]),
     "given up twice": (
-        [gone(1), gone(1), gone(2)],
+        [gone(1), gone(2), gone(1)],
         {1: STOPPED, 2: STOPPED},
         [(1, "gone", 0), (2, "gone", 0)],
     ),
