@@ -16,6 +16,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from math import prod
 from typing import Any, Literal, Protocol
 
 import torch
@@ -120,6 +122,7 @@ class TorchMetric:
         # All ranks have the same states. torchmetrics would add them up over the ranks.
         self.metric.sync_on_compute = self.metric._to_sync = False
         self.reductions = reductions_of(metric)
+        self._states = list(metric._reductions)
         self.higher_is_better = metric.higher_is_better
         self.is_share = (metric.plot_lower_bound, metric.plot_upper_bound) == (0.0, 1.0)
 
@@ -129,36 +132,51 @@ class TorchMetric:
         if isinstance(prediction, Tensor) and metric.device != prediction.device:
             metric.to(prediction.device)
         metric.reset()
-        for name in self.reductions:
+        for name in self._states:
             start = getattr(metric, name)
             if isinstance(start, Tensor) and start.is_floating_point():
                 setattr(metric, name, start.double())
         metric.update(prediction, targets)
-        states = {name: _joined(getattr(metric, name)) for name in self.reductions}
+        tensors: dict[str, Tensor] = {}
+        for name in self._states:
+            tensors |= _joined(name, getattr(metric, name))
         metric.reset()  # empties its lists
-        return {
-            name: tensor.detach().cpu() for name, tensor in states.items() if tensor is not None
-        }
+        return {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
     def value(self, state: State, samples: int) -> float:
         metric = self.metric.to("cpu")
         metric.reset()
-        for name in self.reductions:
+        for name in self._states:
             if name in state:
                 is_list = isinstance(getattr(metric, name), list)
-                setattr(metric, name, [state[name]] if is_list else state[name])
+                setattr(metric, name, _items(name, state) if is_list else state[name])
         metric._update_count = 1  # else it warns that it has no data
         result = metric.compute()
         metric.reset()
         return one_number(result)
 
 
-def _joined(value: Tensor | list[Tensor]) -> Tensor | None:
+SHAPES = ".shapes"
+"""Suffix of the state with the shapes of a list's items: of each, how many sizes, and the sizes.
+
+A metric may compute item by item, as of the boxes of one image each.
+"""
+
+
+def _joined(name: str, value: Tensor | list[Tensor]) -> dict[str, Tensor]:
     if isinstance(value, Tensor):
-        return value
+        return {name: value}
     if not value:
-        return None
-    return torch.cat([tensor.reshape(1) if tensor.ndim == 0 else tensor for tensor in value])
+        return {}
+    sizes = torch.tensor([size for item in value for size in (item.ndim, *item.shape)])
+    return {name: torch.cat([item.reshape(-1) for item in value]), name + SHAPES: sizes}
+
+
+def _items(name: str, state: State) -> list[Tensor]:
+    numbers = iter(state[name + SHAPES].tolist())
+    shapes = [tuple(islice(numbers, count)) for count in numbers]
+    parts = torch.split(state[name], [prod(shape) for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def reductions_of(metric: Any) -> Mapping[str, Reduction]:
@@ -183,7 +201,9 @@ def reductions_of(metric: Any) -> Mapping[str, Reduction]:
                 f"the state {state} of {name} is put together by {way}; only sum, cat, min and max "
                 "give the same value on any number of workers"
             )
-        reductions[state] = known.get(function, "cat")
+        reductions[state] = "cat" if is_list else known[function]
+        if is_list:
+            reductions[state + SHAPES] = "cat"
     if not reductions:
         raise RecipeError(
             f"{name} has no state itself (it wraps other metrics); give those instead"

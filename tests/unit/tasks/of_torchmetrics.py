@@ -60,6 +60,24 @@ class Counting(Pixels):
         self.batches += 1
 
 
+class PerSample(torchmetrics.Metric):
+    """Keeps the high outputs of each sample, as a metric of detections keeps its boxes."""
+
+    higher_is_better = True
+    high: list[Tensor]
+
+    def __init__(self, reduction: str | None) -> None:
+        super().__init__()
+        self.add_state("high", [], dist_reduce_fx=reduction)
+        self.add_state("none", [], dist_reduce_fx=None)
+
+    def update(self, prediction: Tensor, targets: Tensor) -> None:
+        self.high += [row[row > 0].reshape(-1, 1) for row in prediction]
+
+    def compute(self) -> Tensor:
+        return torch.stack([rows.sum() / max(1, len(rows)) for rows in self.high]).mean()
+
+
 class Averaged(Pixels):
     def __init__(self) -> None:
         super().__init__()

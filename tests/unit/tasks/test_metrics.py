@@ -103,6 +103,18 @@ def test_float32_sums_beyond_2_to_the_24_are_exact() -> None:
     assert values(task.measured, LOGITS, LABELS, 3)["pixels"] == 8  # batches of 7
 
 
+@pytest.mark.parametrize("reduction", [None, "cat"])
+def test_a_list_of_a_metric_keeps_its_items(reduction: str | None) -> None:
+    from tests.unit.tasks.of_torchmetrics import PerSample
+
+    theirs = PerSample(reduction)
+    theirs.update(LOGITS, LABELS)
+    task = Task(CLASSIFICATION_LOSS, {"mine": PerSample(reduction)})
+    for ranks in (1, 3):
+        value = values(task.measured, LOGITS, LABELS, ranks)["mine"]
+        assert value == pytest.approx(theirs.compute().item())
+
+
 CLASSIFICATION_LOSS = torch.nn.CrossEntropyLoss()
 
 
