@@ -180,10 +180,15 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def check_input(model: nn.Module, task: Task, recipe: Recipe, dataset: Dataset) -> None:
-    """Run zeros, or shapes on meta, through the network. Raises: RecipeError; OwnCodeError."""
+    """Run shapes on meta, zeros or a sample through it. Raises: RecipeError; OwnCodeError."""
     layout = network_layout(dataset, recipe.data)
     device = next(model.parameters()).device.type
-    inputs, targets = layout.zeros(recipe.train.micro_batch_size if device == "meta" else 1, device)
+    is_meta = device == "meta"
+    if is_meta or is_images(dataset):
+        count = recipe.train.micro_batch_size if is_meta else 1
+        inputs, targets = layout.zeros(count, device)
+    else:  # zeros may be no sample: a sequence has a length
+        inputs, targets = dataset.batch(torch.tensor([0]))
     try:
         with evaluating(model):
             outputs = model(inputs)

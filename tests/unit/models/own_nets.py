@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 PLACE = "tests.unit.models.own_nets"
 
@@ -78,3 +79,24 @@ def lazy() -> nn.Module:
 
 def fails(**words: Any) -> nn.Module:
     raise KeyError("no such layer")
+
+
+class Packed(nn.Module):
+    """A recurrent network over sequences of unequal length, of which none is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(3, 4, batch_first=True)
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        lengths = inputs["lengths"].cpu()
+        packed = pack_padded_sequence(inputs["values"], lengths, True, enforce_sorted=False)
+        last: Tensor = self.layer(packed)[1][-1]
+        return last
+
+
+def sequences() -> tuple[Any, Any]:
+    """Return data for it, to train and to test."""
+    inputs = {"values": torch.randn(32, 5, 3), "lengths": torch.arange(32) % 5 + 1}
+    data = inputs, torch.arange(32) % 4
+    return data, data

@@ -41,6 +41,7 @@ from firecaffe.training.training_folder import Places, find_places
 from tests.kit.training import ALONE, recipe_in, recipe_with, record_of
 from tests.kit.training import data as points
 from tests.kit.training_fixtures import Patch
+from tests.unit.models.own_nets import PLACE
 from tests.unit.tasks.test_table import OWN
 
 # --- plug-ins -------------------------------------------------------------------------------------
@@ -185,6 +186,10 @@ def test_an_own_task_is_tried_on_a_sample(function: str) -> None:
         look(f"task.name={OWN}:{function}")
     assert "own.py" in told.value.traceback
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_network_that_takes_no_zeros_is_tried_on_a_sample() -> None:
+    look(f"model.name={PLACE}:Packed data.name={PLACE}:sequences")
 
 
 @pytest.mark.parametrize(("function", "said"), [("two_losses", "one number"), ("nan", "is nan")])
