@@ -77,16 +77,29 @@ def check_shapes(task: Task, outputs: Any, targets: Any, recipe: Recipe) -> None
 def check_loss(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
     """Raise RecipeError if the loss cannot be trained on; OwnCodeError for a user's errors."""
     word = f"{_whose(recipe, is_own)}loss"
-    is_own = is_own or is_reference(recipe.task.name)
     check_reduction(word, task.loss)
+    _check_value(word, _loss_of(word, task, outputs, targets, recipe, is_own), outputs)
+
+
+def _check_evaluated(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
+    word = (
+        f"{_whose(recipe, is_own)}loss in an evaluation, which has no gradients (derivatives "
+        "belong into forward, in torch.enable_grad()),"
+    )
+    with torch.no_grad():
+        _loss_of(word, task, outputs, targets, recipe, is_own)
+
+
+def _loss_of(
+    word: str, task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool
+) -> Any:
     try:
-        value = task.loss(outputs, targets)
+        return task.loss(outputs, targets)
     except RecipeError:
         raise
     except Exception as error:
         said = f"{word} does not take the network's outputs and {_kinds(targets)}"
-        raise _failure(said, error, is_own) from error
-    _check_value(word, value, outputs)
+        raise _failure(said, error, is_own or is_reference(recipe.task.name)) from error
 
 
 def check_metrics(task: Task, outputs: Any, targets: Any, recipe: Recipe, is_own: bool) -> None:
@@ -228,7 +241,7 @@ def check_outputs(
     forward.begin_step()
     try:
         with evaluating(model), torch.no_grad():
-            outputs = outputs_of(inputs)
+            outputs, evaluated = outputs_of(inputs), outputs_of(shortest)
     except Exception as error:
         what = f"{_shape_text(inputs)}, which an evaluation may end with"
         raise _input_error(recipe, what, error) from error
@@ -249,6 +262,7 @@ def check_outputs(
         check_metrics(forward.task, outputs, one, recipe, is_own)
     if trained is not None:
         check_loss(forward.task, trained, targets, recipe, is_own)
+        _check_evaluated(forward.task, evaluated, targets, recipe, is_own)
 
 
 def _shape_text(inputs: Any) -> str:

@@ -111,7 +111,7 @@ def evaluate(
             if labels_L is not None:
                 targets = labels_L.to(targets.device)[targets]
             samples = num_samples(inputs, targets)
-            rows.append((number, samples, task.loss(outputs, targets).item() * samples))
+            rows.append((number, samples, _loss(task, number, outputs, targets) * samples))
             add_batch(parts, task.measured, number, outputs, targets)
             if task.classes is not None:
                 classes.update(task.classes(targets))
@@ -119,6 +119,15 @@ def evaluate(
         kept.put_back()
     stated = {"rows": rows, "classes": list(classes.items())}
     return _of_all(stated, parts, task, config.seed, result_group or world)
+
+
+def _loss(task: Task, number: int, outputs: Any, targets: Any) -> float:
+    try:
+        return float(task.loss(outputs, targets))
+    except FirecaffeError:
+        raise
+    except Exception as error:
+        raise failed(f"the loss of batch {number} of an evaluation: it", error) from error
 
 
 def _of_all(

@@ -68,6 +68,17 @@ def loss_fails_later() -> firecaffe.Task:
     return firecaffe.Task(one_alone)
 
 
+def with_slope(outputs: Tensor, labels: Tensor) -> Tensor:
+    error = F.cross_entropy(outputs, labels)
+    (slope,) = torch.autograd.grad(error, outputs, create_graph=True)
+    return error + slope.square().mean()
+
+
+def loss_of_slopes() -> firecaffe.Task:
+    """Has a loss that differentiates, which an evaluation does not allow."""
+    return firecaffe.Task(with_slope)
+
+
 def metric_fails() -> firecaffe.Task:
     return firecaffe.Task(F.cross_entropy, {"mine": raises}, higher_is_better=True)
 

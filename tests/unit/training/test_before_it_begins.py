@@ -188,6 +188,11 @@ def test_an_own_task_is_tried_on_a_sample(function: str) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+def test_an_own_loss_is_tried_as_in_an_evaluation() -> None:
+    with pytest.raises(OwnCodeError, match=r"loss_of_slopes.* evaluation.*enable_grad.*Runtime"):
+        look(f"task.name={OWN}:loss_of_slopes")
+
+
 def test_a_network_that_takes_no_zeros_is_tried_on_a_sample() -> None:
     look(f"model.name={PLACE}:Packed data.name={PLACE}:sequences")
 
