@@ -172,8 +172,19 @@ def build_network(
     """Build the network with fresh weights on this rank's device. Raises: RecipeError."""
     model = make_model(recipe, parts, dataset)
     check_state(model)
+    _check_values(model)
     place_model(model, recipe, device)
     return model
+
+
+def _check_values(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise RecipeError(
+                f"{name} of the network is on the meta device, so it has no values; expected "
+                "parameters and buffers in memory. Keep a network of shapes alone, as the base of "
+                "torch.func.functional_call, in a list: self.base = [base]"
+            )
 
 
 def make_model(recipe: Recipe, parts: Parts, dataset: Dataset) -> nn.Module:

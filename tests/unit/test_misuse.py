@@ -181,6 +181,7 @@ MODELS: Misuses = {
         lambda: Net(head=lambda logits: {"scores": logits}),
         ["the network gives {'scores'"],
     ),
+    "without values": (lambda: Net().to("meta"), ["meta", "self.base = [base]"]),
     "too few outputs": (lambda: Net(outputs=2), ["(1, 2)"]),
     "images that it does not take": (
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(9, 3)),
