@@ -114,6 +114,11 @@ class FaultAgent(SimpleElasticAgent):
         self._ends: ExitAgreement | None = None
         self.ended_by_us: set[int] = set()
         """Global ranks that the agent has ended."""
+        self._hosts: frozenset[Any] = frozenset()  # of this attempt, or the one before
+        self._is_late = False  # this host came to the run of others
+        self._others_are_late = False
+        self.is_refused = False
+        """Whether this host came late and its ranks cannot join, so that the others go on."""
         self._is_left = False
         # The time and number of the first of the signals that count as one.
         self._signal: tuple[float, signal.Signals] | None = None
@@ -181,8 +186,15 @@ class FaultAgent(SimpleElasticAgent):
         assert isinstance(rendezvous, Rendezvous)
         losses = LossReader(lasting, attempt)
         self._released = ReleasedRanks(losses, self.aside, self.callbacks.on_rank_lost, self._kill)
+        self._note_hosts(rendezvous.hosts_of_attempt(), attempt)
         here = worker_group.group_rank
         self._ends = ExitAgreement(lasting, attempt, here, rendezvous.hosts_there)
+
+    def _note_hosts(self, hosts: frozenset[Any], attempt: int) -> None:
+        is_first = not self._hosts
+        self._is_late = self.is_elastic and is_first and attempt > 0
+        self._others_are_late = self.is_elastic and not is_first and not hosts <= self._hosts
+        self._hosts = hosts
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.ended_by_us.clear()
@@ -266,10 +278,14 @@ class FaultAgent(SimpleElasticAgent):
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(self._ranks))
         causes = [f for rank, f in failures.items() if rank not in self.ended_by_us]
         codes = {failure.exitcode for failure in causes}
-        self._is_left = self.is_elastic and bool(causes) and all(map(_is_asked_elsewhere, causes))
+        # What is wrong before the first step with a new host is that host's fault: it ends alone.
+        is_hopeless = bool(codes & HOPELESS) and not any(map(_has_trained, causes))
+        self.is_refused = self._is_late and is_hopeless
+        is_asked = self.is_elastic and bool(causes) and all(map(_is_asked_elsewhere, causes))
+        self._is_left = is_asked or (self._others_are_late and is_hopeless)
         is_first = self._remaining_restarts == worker_group.spec.max_restarts
         if self._is_left:
-            # Another host leaves. All ranks have saved and continue on the hosts that stay.
+            # Another host leaves. The ranks continue on the hosts that stay.
             self._remaining_restarts += 1
         # A LaunchError is hopeless at the first start only: later, a lost rank may be the cause.
         elif codes & {*HOPELESS, *TOGETHER} or (is_first and LaunchError.exit_code in codes):
@@ -381,6 +397,10 @@ class FaultAgent(SimpleElasticAgent):
 
 def _ended_by(sent: signal.Signals) -> SignalException:
     return SignalException(f"process {os.getpid()} got {sent.name}", sigval=sent)
+
+
+def _has_trained(failure: RankFailure) -> bool:
+    return failure.fault is not None and failure.fault.step > 0
 
 
 def _is_asked_elsewhere(failure: RankFailure) -> bool:

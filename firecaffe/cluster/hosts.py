@@ -279,6 +279,10 @@ class Rendezvous(DynamicRendezvousHandler):
         """The number of each host that has joined (`addr`), as of the store's last query."""
         return self._state_holder.state.participants  # torch (2.13) has no public name for them
 
+    def hosts_of_attempt(self) -> frozenset[Any]:
+        """Return the hosts that met last, each by a name that no other launcher has."""
+        return frozenset(self.participants)
+
     def hosts_there(self) -> set[int]:
         """Return the numbers of hosts with a recent sign of life; call it by `SideThread.run`."""
         self.is_closed()  # asks the store for the state

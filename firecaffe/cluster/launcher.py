@@ -216,6 +216,8 @@ class _Launch:
                     )
                 raise self._told(failures, "the run ended") from error
             raise self._not_started(error) from error
+        if self.agent.is_refused:
+            raise self._told(self.agent.last_failures, GOES_ON)
         self.met.shutdown()
         self.agent.part(self.holds_store)
         if result is None:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,23 @@ import pytest
 import torch
 
 import firecaffe
+from benchmarks.kit.small_run import command, steps_of
 from firecaffe import ExchangeConfig, ParallelConfig, Recipe, TrainConfig
 from firecaffe.cluster.agree import agree
+from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import World, join
 from firecaffe.data import Batch, SampleOrder
 from firecaffe.data.batches import TrainBatches
-from firecaffe.errors import AgreementError
+from firecaffe.errors import AgreementError, PreemptedError
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.plugins import Plugin
+from tests.faults.runs import meeting, write_recipe
 from tests.kit.worlds import Training, changed
+from tests.loopback import free_port
 from tests.ranks.networks import Everything, small_data
 from tests.ranks.test_layouts import Net
+from tests.typed import Typed, python
+from tests.unit.cluster.watches import until
 from tests.world import Ranks
 
 RECIPE = Recipe(
@@ -154,3 +161,23 @@ def test_agreement_names_the_minority(ranks: Ranks) -> None:
     assert ranks.shared(3, agree_on, ["red", "red", "red"]) == [""] * 3
     for error in ranks.shared(3, agree_on, ["blue", "red", "red"]):
         assert error.startswith("rank 0 differs from the others in the color: blue on rank 0")
+
+
+@pytest.mark.slow
+def test_a_host_that_comes_with_another_recipe_is_refused_alone(tmp_path: Path) -> None:
+    """The run goes on without it."""
+    recipe, run = write_recipe(tmp_path), tmp_path / "run"
+    hosts = ("--nnodes", "1:2", *meeting(free_port(), "late")[2:])
+    words = command(recipe, run, 1, "--train.steps", "100000", *hosts)[1:]
+    secret = {SECRET: "that of these two hosts"}
+    with Typed(*words, environment=secret) as first:
+        until(lambda: len(steps_of(run)) > 3)
+        late = python(*words, "--train.seed", "5", environment=secret)
+        assert late.returncode == AgreementError.exit_code, late.stderr
+        assert "train.seed" in late.stderr
+        refused = len(steps_of(run))
+        until(lambda: len(steps_of(run)) > refused + 3)
+        os.kill(first.pid, signal.SIGTERM)
+        _, errors = first.communicate()
+        assert first.wait() == PreemptedError.exit_code, errors
+    assert "train.seed" in errors
