@@ -169,7 +169,8 @@ class FaultAgent(SimpleElasticAgent):
             self.aside.run(lambda: meet(worker_group), MEETING_S)
             self.aside.run(lambda: self._begin_attempt(worker_group), MEETING_S)
         except DistStoreError:
-            if not self.is_elastic or time.monotonic() > until_s:
+            may_wait = self.is_elastic or self._remaining_restarts > 0
+            if not may_wait or time.monotonic() > until_s:
                 raise
             return False
         return True

@@ -21,7 +21,12 @@ from typing import Any, cast
 
 import psutil
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
+from torch.distributed import DistStoreError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+)
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -166,7 +171,7 @@ def wait_for_endpoint(hosts: Hosts) -> bool:
         if now - begun_s > PATIENCE_S:
             raise LaunchError(
                 f"no launcher at {hosts.rdzv_endpoint} in {PATIENCE_S:.0f} s ({reason}); start one "
-                "on that host with the same words"
+                "on that host with the same words, unless the run is over"
             )
         if now - said_s >= SAY_EVERY_S:
             where = f"for a launcher at {hosts.rdzv_endpoint}"
@@ -235,6 +240,10 @@ def reason_of(error: Exception) -> str:
     """Describe one of `MEETING_ERRORS` in one line."""
     if isinstance(error, RendezvousConnectionError):
         return "no launcher is there any more"
+    if isinstance(error, RendezvousClosedError):
+        return "the run there has ended"
+    if isinstance(error, DistStoreError):
+        return f"a host that had come did not answer in {READ_S:.0f} s"
     return (str(error) or type(error).__name__).splitlines()[0]
 
 

@@ -16,13 +16,16 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistStoreError
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerGroup
-from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+)
 
 from firecaffe.cluster import groups, launcher
 from firecaffe.cluster.addresses import LOOPBACK
@@ -40,11 +43,12 @@ from firecaffe.cluster.launcher import (
     _variables_of_ranks,
     launch,
 )
+from firecaffe.cluster.lost_ranks import ReleasedRanks
 from firecaffe.cluster.process_settings import exclusive_in_process
 from firecaffe.cluster.rank_process import RankFailure, RankProcess
 from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import FOLDER
-from firecaffe.errors import LaunchError, PreemptedError, RecipeError
+from firecaffe.errors import AgreementError, LaunchError, PreemptedError, RecipeError
 
 SET = "FIRECAFFE_TEST_SET"
 
@@ -113,13 +117,21 @@ def test_a_rank_that_was_asked_to_stop_is_told_as_the_launcher_would_be(tmp_path
     assert type(error) is PreemptedError
 
 
-def test_hosts_that_cannot_meet_again_are_told_where(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (RendezvousConnectionError("see inner exception"), "no launcher"),
+        (RendezvousClosedError(), "has ended"),
+        (DistStoreError("wait timeout after 60000ms, keys: /none/..."), "did not answer"),
+    ],
+)
+def test_hosts_that_cannot_meet_again_are_told_where_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception, word: str
 ) -> None:
     lost = RankFailure(0, 1, 9, str(tmp_path / "none"))
 
     def run() -> None:
-        raise RendezvousConnectionError("see inner exception")
+        raise error
 
     launch = bare_launch(last_failures={0: lost}, run=run)
     launch.met = cast("Rendezvous", SimpleNamespace(shutdown=bool))
@@ -127,13 +139,40 @@ def test_hosts_that_cannot_meet_again_are_told_where(
     with SideThread() as launch.aside, pytest.raises(RankFailedError):
         launch._run()
     said = capsys.readouterr().err
-    for word in ("meet again", "node-a:29500", "no launcher"):
-        assert word in said
+    assert all(part in said for part in ("meet again", "node-a:29500", word))
 
 
-@pytest.mark.parametrize("is_elastic", [True, False])
-def test_a_host_that_is_lost_while_hosts_meet_ends_no_elastic_run(
-    monkeypatch: pytest.MonkeyPatch, is_elastic: bool
+@pytest.mark.parametrize(
+    ("hosts", "attempt", "goes_on", "is_refused"),
+    [
+        (["ab", "abc"], 1, True, False),  # this host was there when one more came
+        (["abc"], 1, False, True),  # this host is that one
+        (["abc"], 0, False, False),  # all have come to the start
+        (["ab", "abc", "ab"], 2, False, False),  # it is no fault of one that came
+    ],
+)
+def test_a_late_host_that_cannot_join_ends_alone(
+    hosts: list[str], attempt: int, goes_on: bool, is_refused: bool, tmp_path: Path
+) -> None:
+    agent = FaultAgent.__new__(FaultAgent)
+    agent.is_elastic, agent._hosts, agent.ended_by_us = True, frozenset(), set()
+    agent._signal, agent._remaining_restarts = None, 2
+    for there in hosts:
+        agent._note_hosts(frozenset(there), attempt)
+    ended: Any = SimpleNamespace(pid=1, poll=lambda: AgreementError.exit_code)
+    agent._ranks = {0: RankProcess(0, ended, tmp_path / "none")}
+    agent._released = cast(ReleasedRanks, SimpleNamespace(look=lambda _: True, ranks=set()))
+    group = cast(WorkerGroup, SimpleNamespace(spec=SimpleNamespace(max_restarts=2)))
+    agent._monitor_workers(group)
+    assert (agent._is_left, agent.is_refused) == (goes_on, is_refused)
+    assert agent._remaining_restarts == (3 if goes_on else 0)
+
+
+@pytest.mark.parametrize(
+    ("is_elastic", "restarts", "goes_on"), [(True, 0, True), (False, 1, True), (False, 0, False)]
+)
+def test_a_host_that_is_lost_while_hosts_meet_ends_no_run_that_may_wait_for_another(
+    monkeypatch: pytest.MonkeyPatch, is_elastic: bool, restarts: int, goes_on: bool
 ) -> None:
     """It has joined, and the others wait in vain for its number of ranks."""
     outcomes = iter([DistStoreError("wait timeout"), None])
@@ -143,17 +182,17 @@ def test_a_host_that_is_lost_while_hosts_meet_ends_no_elastic_run(
             raise error
 
     agent = FaultAgent.__new__(FaultAgent)
-    agent.is_elastic = is_elastic
+    agent.is_elastic, agent._remaining_restarts = is_elastic, restarts
     begun: list[object] = []
     monkeypatch.setattr(SimpleElasticAgent, "_rendezvous", meet)
     monkeypatch.setattr(FaultAgent, "_begin_attempt", lambda _, group: begun.append(group))
     group = cast(WorkerGroup, "a group")
     expected: AbstractContextManager[object] = nullcontext()
-    if not is_elastic:
+    if not goes_on:
         expected = pytest.raises(DistStoreError)
     with SideThread() as agent.aside, expected:
         agent._rendezvous(group)
-    assert begun == [group] * is_elastic
+    assert begun == [group] * goes_on
 
 
 def test_torchs_agent_alone_is_silent(
