@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from firecaffe.cluster.pulse import DIE_WITH_PARENT
 from firecaffe.errors import RecipeError
 
 # A scheduler signals the launcher and its ranks, and the launcher signals its ranks, too. A shell
@@ -62,6 +63,24 @@ def _action(number: signal.Signals) -> ctypes.Array[ctypes.c_char]:
     action = ctypes.create_string_buffer(ACTION_BYTES)
     ctypes.CDLL(None).sigaction(int(number), None, action)
     return action
+
+
+def end_with_this_process() -> Callable[[], None] | None:
+    """Return a `preexec_fn`: the new process gets SIGTERM when this one ends, even by SIGKILL.
+
+    None where only Linux's call would do. The kernel counts the end of the thread that has started
+    the process, so that thread must wait for it.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(DIE_WITH_PARENT, signal.SIGTERM)
+        if os.getppid() != parent:  # it has ended before the call
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return ask
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 
 from firecaffe.cluster.agent import SIGNALS
 from firecaffe.cluster.launcher import RankFailedError
-from firecaffe.cluster.process_settings import handlers_kept
+from firecaffe.cluster.process_settings import end_with_this_process, handlers_kept
 from firecaffe.errors import PreemptedError, RunError
 from firecaffe.files import read_small, write_atomically
 from firecaffe.recipe.identity import to_toml
@@ -157,7 +157,7 @@ def run_trials(
 
     An interrupted training begins again. say: called with each trial as it ends. Raises:
     RankFailedError, with the exit code of the first that failed; PreemptedError after a signal. No
-    training is left running.
+    training is left running, even if this process is killed.
     """
     waiting = []
     for trial in trials:
@@ -206,6 +206,7 @@ def _start(trial: Trial, workers: int, slot: int, lock: int) -> subprocess.Popen
             stderr=subprocess.STDOUT,
             env=environment_of(slot, workers),
             pass_fds=[lock],
+            preexec_fn=end_with_this_process(),
         )
 
 

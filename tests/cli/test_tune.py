@@ -1,6 +1,8 @@
 """`firecaffe tune` as a user types it, to the recipe that it writes; and what it refuses."""
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -8,11 +10,13 @@ from typing import NoReturn
 import pytest
 
 import firecaffe.cli
+from benchmarks.kit.small_run import steps_of
 from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.errors import RunError
-from firecaffe.training.trial import Trial, TrialScore
+from firecaffe.training.trial import Trial, TrialScore, command_lock
 from firecaffe.tuning.batch_search import TuneRequest
 from tests import typed
+from tests.unit.cluster.watches import until
 
 RECIPE = """
 [model]
@@ -30,6 +34,9 @@ base_lr = 0.01
 """
 
 SERVED = ["--synchrony.mode", "stale", "--synchrony.clock", "simulated"]
+
+
+KILLED = ["--global-batch-size", "64", "--seeds", "1", "--train.steps", "100000"]
 
 
 @pytest.fixture
@@ -150,3 +157,20 @@ def test_what_cannot_be_is_refused_before_anything_starts(
     assert error.count("\n") == 1
     assert message in error
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_search_that_is_killed_leaves_no_training(recipe: Path, tmp_path: Path) -> None:
+    out = tmp_path / "search"
+    with typed.Typed("-m", "firecaffe", "tune", recipe, *KILLED, "--out", out) as search:
+        until(lambda: any(map(steps_of, out.glob("*"))))
+        os.kill(search.pid, signal.SIGKILL)
+        search.wait()
+        until(lambda: is_free(out))
+
+
+def is_free(folder: Path) -> bool:
+    try:
+        with command_lock(folder):
+            return True
+    except RunError:
+        return False
