@@ -17,7 +17,6 @@ import select
 import socket
 import struct
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -30,6 +29,7 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.errors import PeerLostError
+from firecaffe.files import private_folder
 from firecaffe.output import say
 
 NUMBER = struct.Struct("!I")
@@ -55,7 +55,7 @@ def connect_local(
     with ExitStack() as opened, ExitStack() as meeting, ExitStack() as public:
         token, folder, failure = secrets.token_bytes(TOKEN_BYTES), "", ""
         try:
-            folder = public.enter_context(tempfile.TemporaryDirectory(prefix="firecaffe-"))
+            folder = str(public.enter_context(private_folder("firecaffe-sockets-")))
             listener = meeting.enter_context(listening(folder))
         except OSError as error:
             failure = str(error)

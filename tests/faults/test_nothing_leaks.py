@@ -6,6 +6,7 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,14 @@ import pytest
 
 import firecaffe
 from firecaffe import ExchangeConfig, ModelConfig, Recipe, RunConfig, TrainConfig
+from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.world import join
 from firecaffe.data import DataConfig
 from firecaffe.data.generated import generate
 from firecaffe.errors import PeerLostError
+from firecaffe.files import private_folder
 from firecaffe.training import build_training, learner, training_folder
+from firecaffe.transport.local_ranks import connect_local
 from tests.world import Ranks
 
 STAGES = {
@@ -120,6 +125,24 @@ def test_ranks_that_share_memory(ranks: Ranks, stage: str, tmp_path: Path) -> No
         # for the first time then, in Gloo, and holds what it sums until Gloo gives up.
         if rank == 0:
             assert after[2] == before[2]
+
+
+def meet(place: str) -> list[str]:
+    """What is in the folder for temporary files when ranks have met, after one was killed there."""
+    tempfile.tempdir = place
+    with private_folder("firecaffe-sockets-") as left_there:
+        pass
+    left_there.mkdir()
+    with join("cpu") as world:
+        sockets = connect_local(world, 0, 2, 60.0)
+        gather_text(world, "")
+        for peer in filter(None, sockets or ()):
+            peer.close()
+    return os.listdir(place)
+
+
+def test_ranks_remove_the_sockets_of_one_that_was_killed(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(2, meet, str(tmp_path)) == [[], []]
 
 
 ENDS = """
