@@ -76,13 +76,19 @@ def create_run_folder(config: RunConfig, name: str, is_own: bool = False) -> Pat
         (folder / "timings").mkdir(exist_ok=is_own)
         (folder / "checkpoints").mkdir(exist_ok=is_own)
     except FileExistsError:
-        raise RunError(
-            f"run.folder {config.folder} exists already; give another, for two runs never write "
-            "into one folder"
-        ) from None
+        raise folder_exists_error(config.folder) from None
     except OSError as error:
         raise RunError(f"run.folder {config.folder or 'runs'}: {error.strerror}") from error
     return folder
+
+
+def folder_exists_error(folder: str) -> RunError:
+    """Return the error of a new run in a folder that exists."""
+    is_over = (Path(folder) / "result.json").is_file()  # as a host sees it that comes too late
+    return RunError(
+        f"run.folder {folder} exists already{', with a run that is over' if is_over else ''}; give "
+        "another, for two runs never write into one folder"
+    )
 
 
 def _first_free(parent: Path, name: str) -> Path:

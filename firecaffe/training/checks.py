@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from firecaffe.data import Batches, Dataset, Layout, check_data, is_images, network_layout
 from firecaffe.data.dataset import leaf_of, map_batch, tree_text
-from firecaffe.errors import OwnCodeError, RecipeError, RunError
+from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.generators import generators_kept
 from firecaffe.inventory.attributes import attributes_of, carried_over
 from firecaffe.inventory.findings import check_reduction
@@ -31,6 +31,7 @@ from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.worker_numbers import check_hosts
 from firecaffe.runs.record import check_libraries
+from firecaffe.runs.run_folder import folder_exists_error
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import LOCAL
 from firecaffe.synchrony.rounds import cut_fragments
@@ -354,10 +355,7 @@ def _check_place(recipe: Recipe, is_new: bool) -> None:
     if recipe.train.device == "cuda" and not torch.cuda.is_available():
         raise RecipeError("train.device is cuda; this host shows no GPU (use cpu or auto)")
     if is_new and recipe.run.folder and Path(recipe.run.folder).exists():
-        raise RunError(
-            f"run.folder {recipe.run.folder} exists already; give another, for two runs never "
-            "write into one folder"
-        )
+        raise folder_exists_error(recipe.run.folder)
 
 
 def _check_network(recipe: Recipe, dataset: Dataset, is_resumed: bool) -> None:

@@ -28,9 +28,12 @@ def test_a_named_folder_is_made_once(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "timings"]
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
+    (tmp_path / "over").mkdir()
+    (tmp_path / "over" / "result.json").touch()
     for name, said in (
         ("deep/run", "deep/run exists already"),
-        ("empty", "exists already"),
+        ("empty", "exists already; "),
+        ("over", "a run that is over"),
         ("file/run", "file/run: Not a directory"),
     ):
         with pytest.raises(RunError, match=rf"run\.folder .*{said}"):
