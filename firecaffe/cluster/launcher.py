@@ -274,9 +274,10 @@ class _Launch:
         if self.hosts.is_one:
             return
         there = self._there()
+        what = "a host to leave" if len(there) == self.hosts.max_nodes else "hosts"
         say(
-            f"waiting for hosts at {self.hosts.rdzv_endpoint} with --rdzv-id {self.hosts.rdzv_id}, "
-            f"{waited_s:.0f} of {PATIENCE_S:.0f} s: "
+            f"waiting for {what} at {self.hosts.rdzv_endpoint} with --rdzv-id "
+            f"{self.hosts.rdzv_id}, {waited_s:.0f} of {PATIENCE_S:.0f} s: "
             f"{len(there)} of {self.hosts.counted} there ({', '.join(there)})"
         )
 

@@ -177,6 +177,10 @@ def test_who_is_there_is_said_until_all_are_or_time_is_over(
     alone = launch_at(Hosts(2), LOOPBACK, tmp_path)
     alone.on_waiting(10.0)
     assert capsys.readouterr().err == ""
+    monkeypatch.setattr(alone, "_there", lambda: ["node-a", "node-b"])
+    alone.hosts = two(place)
+    alone.on_waiting(10.0)
+    assert "a host to leave" in capsys.readouterr().err
     alone.met.shutdown()
 
 
