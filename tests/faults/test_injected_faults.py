@@ -14,14 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.faults.on_purpose import environment
-from benchmarks.kit.small_run import (
-    RECIPE,
-    command,
-    pack_photos,
-    photo_recipe,
-    state_of,
-    steps_of,
-)
+from benchmarks.kit.small_run import RECIPE, command, pack_photos, photo_recipe, state_of, steps_of
 from firecaffe.faults import KINDS
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 from tests.faults.runs import lines_of_ours, read, write_recipe

@@ -1,6 +1,7 @@
 """A loss, a gradient or a weight that is not finite ends the run on all ranks, in one step."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import firecaffe
-from firecaffe import (
-    CheckpointConfig,
-    Recipe,
-    RunConfig,
-    SolverConfig,
-    SynchronyConfig,
-    TrainConfig,
-)
+from firecaffe import CheckpointConfig, Recipe, SynchronyConfig, TrainConfig
 from firecaffe.data import SampleOrder, TensorDataset
 from firecaffe.errors import NotFiniteError
 from firecaffe.training.checkpoint import load_newest
 from tests.faults.runs import read
+from tests.kit.worlds import changed
 from tests.ranks.networks import small_data
 from tests.world import Ranks
 
@@ -75,15 +70,16 @@ class _Spoil(torch.autograd.Function):
         return torch.full(context.shape, context.value), None
 
 
-def fit(folder: Path, layer: str, value: float, resume: Path | None = None, **solver: Any) -> str:
+RECIPE = Recipe(
+    train=TrainConfig(BATCH, MICRO_BATCH, steps=9), checkpoint=CheckpointConfig(every=EVERY)
+)
+
+
+def end_of(
+    folder: Path, network: Callable[[], nn.Module], resume: Path | None = None, **sections: Any
+) -> str:
     """What ends a training."""
-    recipe = Recipe(
-        train=TrainConfig(global_batch_size=BATCH, micro_batch_size=MICRO_BATCH, steps=9),
-        solver=SolverConfig(**solver),
-        checkpoint=CheckpointConfig(every=EVERY, keep_last=1),
-        run=RunConfig(folder=str(folder), tensorboard=False),
-    )
-    network = partial(Breaks, layer, value)
+    recipe = changed(RECIPE, run={"folder": str(folder), "tensorboard": False}, **sections)
     with pytest.raises(NotFiniteError) as caught:
         firecaffe.train(recipe, network, marked_data(), small_data(20, 1), resume=resume)
     return str(caught.value)
@@ -96,7 +92,8 @@ def fit(folder: Path, layer: str, value: float, resume: Path | None = None, **so
 def test_the_step_the_layer_and_the_last_good_checkpoint_are_named(
     tmp_path: Path, layer: str, value: float, loss: str
 ) -> None:
-    said = fit(tmp_path / "run", layer, value)
+    network = partial(Breaks, layer, value)
+    said = end_of(tmp_path / "run", network)
     good = tmp_path / "run" / "checkpoints" / "step-00000004"
     weight = f"{layer or 'first'}.weight"
     for word in (f"the loss is {loss}", weight, "learning rate is 0.01", str(good)):
@@ -108,18 +105,18 @@ def test_the_step_the_layer_and_the_last_good_checkpoint_are_named(
     assert (newest.folder, damaged) == (good, [])
     assert all(tensor.isfinite().all() for tensor in newest.tensors.values())
     assert not (tmp_path / "run" / "result.json").exists()
-    again = fit(tmp_path / "again", layer, value, resume=tmp_path / "run")
-    assert str(good) in again
+    assert str(good) in end_of(tmp_path / "again", network, tmp_path / "run")
 
 
 def test_weights_that_overflow_in_an_update_are_not_saved(tmp_path: Path) -> None:
     """The gradients of the step before are finite still."""
-    said = fit(tmp_path / "run", "", 1.0, base_lr=3e38)
+    said = end_of(tmp_path / "run", partial(Breaks, "", 1.0), solver={"base_lr": 3e38})
     assert "is not finite" in said
     assert "3e+38" in said
     assert list((tmp_path / "run" / "checkpoints").glob("step-*")) == []
     # Nor is a norm beyond float32 clipped to nothing.
-    said = fit(tmp_path / "clipped", "first", 1e38, clip_gradients=1.0)
+    clipped = {"clip_gradients": 1.0}
+    said = end_of(tmp_path / "clipped", partial(Breaks, "first", 1e38), solver=clipped)
     assert "the norm of the gradient" in said
 
 
@@ -147,24 +144,9 @@ class FiniteOnce(NeverFinite):
         return super().forward(images) if bool(self.layer.bias.any()) else outputs
 
 
-def skip_all(
-    folder: Path,
-    synchrony: SynchronyConfig,
-    resume: Path | None = None,
-    network: type[nn.Module] = NeverFinite,
-    steps: int = 4,
-) -> str:
-    recipe = Recipe(
-        train=TrainConfig(
-            global_batch_size=BATCH, micro_batch_size=MICRO_BATCH, steps=steps, autocast="float16"
-        ),
-        checkpoint=CheckpointConfig(every=EVERY),
-        synchrony=synchrony,
-        run=RunConfig(folder=str(folder), tensorboard=False),
-    )
-    with pytest.raises(NotFiniteError) as caught:
-        firecaffe.train(recipe, network, small_data(60), small_data(20, 1), resume=resume)
-    return str(caught.value)
+def skip_all(folder: Path, synchrony: SynchronyConfig, resume: Path | None = None) -> str:
+    train = {"steps": 4, "autocast": "float16"}
+    return end_of(folder, NeverFinite, resume, train=train, synchrony=synchrony)
 
 
 @pytest.mark.parametrize(
@@ -192,14 +174,14 @@ def test_a_training_without_updates_is_no_training(
 
 def test_a_loss_scale_of_0_trains_nothing(tmp_path: Path) -> None:
     """It has halved so often: from 2^16 to below 2^-149."""
-    said = skip_all(tmp_path / "run", SynchronyConfig(), network=FiniteOnce, steps=200)
+    said = end_of(tmp_path / "run", FiniteOnce, train={"steps": 200, "autocast": "float16"})
     assert "come to 0" in said
     assert str(tmp_path / "run/checkpoints/step-") in said
     assert 166 < read(tmp_path / "run" / "fault.json")["step"] < 172
 
 
 def test_all_ranks_say_the_same(ranks: Ranks, tmp_path: Path) -> None:
-    said, other = ranks.run(2, fit, tmp_path / "run", "second", math.nan)
+    said, other = ranks.run(2, end_of, tmp_path / "run", partial(Breaks, "second", math.nan))
     assert said == other
     assert "second.weight" in said
     fault = read(tmp_path / "run" / "fault.json")

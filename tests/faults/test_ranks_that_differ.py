@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from firecaffe import ExchangeConfig, ParallelConfig, Recipe, TrainConfig
 from firecaffe.cluster.agree import agree
 from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import World, join
-from firecaffe.data import Batch, SampleOrder
 from firecaffe.data.batches import TrainBatches
 from firecaffe.errors import AgreementError, PreemptedError
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.plugins import Plugin
 from tests.faults.runs import meeting, write_recipe
+from tests.kit.training import before_each
 from tests.kit.worlds import Training, changed
 from tests.loopback import free_port
 from tests.ranks.networks import Everything, small_data
@@ -113,26 +112,16 @@ def test_ranks_of_a_row_are_compared(ranks: Ranks, row: str, tmp_path: Path) -> 
     assert read_run_file(tmp_path / "run", "result.json")["identity_doubts"] == DOUBTS
 
 
-@dataclass
-class Spoiled:
-    """Batches; with those of the last step, a parameter of this rank changes."""
-
-    batches: TrainBatches
-
-    @property
-    def order(self) -> SampleOrder:
-        return self.batches.order
-
-    def train_batch(self, step: int, leaf: int) -> Batch:
-        for own in gc.get_objects() if step == 2 else ():
-            if isinstance(own, torch.nn.Parameter) and own.shape[1:] == (63,):
-                own.data += 1e-3
-        return self.batches.train_batch(step, leaf)
+def spoil(step: int, _: int) -> None:
+    """In the last step a parameter of this rank changes."""
+    for own in gc.get_objects() if step == 2 else ():
+        if isinstance(own, torch.nn.Parameter) and own.shape[1:] == (63,):
+            own.data += 1e-3
 
 
 class Spoils(Plugin):
     def around_batches(self, batches: TrainBatches, world: World) -> TrainBatches:
-        return Spoiled(batches) if world.rank == world.world_size - 1 else batches
+        return before_each(batches, spoil) if world.rank == world.world_size - 1 else batches
 
 
 def fit_spoiled(folder: Path) -> list[int]:

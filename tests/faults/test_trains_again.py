@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -41,77 +42,44 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 FAILS_AT = 12
 """The call, counted from the first step's, of the last micro-batch of the second step."""
 
-BEFORE = 3
-"""Forwards of the look at the network, before the first step."""
-
-
-def is_to_fail(calls: int) -> bool:
-    """On rank 1, with its last micro-batch of the second step at the earliest."""
-    return calls >= FAILS_AT and os.environ.get("RANK") == "1"
+STARTS = {
+    **dict.fromkeys(("loss", "backward"), -3),  # forwards of the look at the network
+    **dict.fromkeys(("data", "exit"), -2),  # it is asked twice, and twice more since it counts
+    **dict.fromkeys(("codec", "hook"), FAILS_AT - 4),  # each step has several
+}
+"""By what fails: calls before the first step, of which none is to count."""
 
 
 class Failing:
-    """A loss that fails."""
+    """Fails on rank 1, with its last micro-batch of the second step at the earliest."""
 
-    def __init__(self) -> None:
-        self.calls = -BEFORE
+    def __init__(self, fails: str, folder: Path) -> None:
+        self.calls, self.told = STARTS.get(fails, 0), folder / "fault.json"
+        self.error = SystemExit("no luck") if fails == "exit" else ArithmeticError("no luck")
 
-    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        self.calls += torch.is_grad_enabled()  # not where it is tried on samples
-        if is_to_fail(self.calls):
-            raise ArithmeticError("no luck")
+    def check(self, *_: Tensor) -> None:
+        if self.calls >= FAILS_AT and os.environ.get("RANK") == "1":
+            raise self.error
+
+    def count(self, calls: int = 1) -> None:
+        self.calls += calls
+        self.check()
+
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.count(torch.is_grad_enabled())  # not where it is tried on samples
         return F.cross_entropy(outputs, labels)
 
-
-class FailingBackward:
-    """Gradients that fail when those of the last layers are on their way, and on rank 0 a loss that
-    fails then, so that nobody answers them.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.calls, self.told = -BEFORE, folder / "fault.json"
-
-    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def backward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """A loss whose gradients fail when those of the last layers are on their way; on rank 0 it
+        fails then, so that nobody answers them.
+        """
         self.calls += torch.is_grad_enabled()
         if self.calls == FAILS_AT and os.environ.get("RANK") == "0":
             until(self.told.exists)
             raise ArithmeticError("no luck either")
         return F.cross_entropy(outputs, labels)
 
-    def watch(self, net: nn.Module) -> None:
-        def fail(_: Tensor) -> None:
-            if is_to_fail(self.calls):
-                raise ArithmeticError("no luck")
-
-        next(net.parameters()).register_hook(fail)  # type: ignore[no-untyped-call]
-
-
-class FailingData:
-    """A training set that fails, with a given error."""
-
-    sample_CHW, num_classes = (1, 6, 6), 4
-
-    def __init__(self, error: BaseException) -> None:
-        # It is asked twice before the first step, and twice more since it counts.
-        self.data, self.calls, self.error = small_data(100), -2, error
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
-        self.calls += 1
-        if is_to_fail(self.calls):
-            raise self.error
-        return self.data.batch(indices_B)
-
-
-class FailingEncode:
-    """A codec's, or a hook's of DDP, that fails after some calls; each step has several."""
-
-    def __init__(self) -> None:
-        self.calls = FAILS_AT - 4
-
-    def __call__(self, vector: Tensor) -> Tensor:
+    def encode(self, vector: Tensor) -> Tensor:
         self.count()
         return FLOAT16.encode(vector)
 
@@ -119,10 +87,21 @@ class FailingEncode:
         self.count()
         return allreduce_hook(state, bucket)
 
-    def count(self) -> None:
-        self.calls += 1
-        if is_to_fail(self.calls):
-            raise ArithmeticError("no luck")
+
+class FailingData:
+    """A training set that fails."""
+
+    sample_CHW, num_classes = (1, 6, 6), 4
+
+    def __init__(self, failing: Failing) -> None:
+        self.data, self.failing = small_data(100), failing
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def batch(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+        self.failing.count()
+        return self.data.batch(indices_B)
 
 
 def fit(recipe: Recipe, folder: Path, fails: str = "") -> str:
@@ -135,25 +114,25 @@ def fit(recipe: Recipe, folder: Path, fails: str = "") -> str:
         },
         run={"folder": str(folder), "tensorboard": False},
     )
-    encode = FailingEncode()
-    losses: dict[str, Loss] = {"loss": Failing(), "backward": FailingBackward(folder)}
-    loss = losses.get(fails, F.cross_entropy)
+    failing = Failing(fails, folder)
+    losses: dict[str, Loss] = {"loss": failing.loss, "backward": failing.backward}
 
     def network() -> nn.Module:
         net = Net()
-        if isinstance(loss, FailingBackward):
-            loss.watch(net)
+        if fails == "backward":
+            next(net.parameters()).register_hook(failing.check)  # type: ignore[no-untyped-call]
         return net
 
-    errors = {"data": ArithmeticError("no luck"), "exit": SystemExit("no luck")}
-    train_set = FailingData(errors[fails]) if fails in errors else small_data(100)
-    hook = (None, encode.hook) if fails == "hook" else None
-    with pytest.MonkeyPatch.context() as patched:
-        if fails == "codec":
-            codec = dataclasses.replace(FLOAT16, encode=encode)
-            patched.setitem(COMPRESSORS, "float16", codec)
+    train_set = FailingData(failing) if fails in ("data", "exit") else small_data(100)
+    codec = dataclasses.replace(FLOAT16, encode=failing.encode) if fails == "codec" else FLOAT16
+    with patch.dict(COMPRESSORS, float16=codec):
         result = firecaffe.train(
-            recipe, network, train_set, small_data(30, 1), loss=loss, comm_hook=hook
+            recipe,
+            network,
+            train_set,
+            small_data(30, 1),
+            loss=losses.get(fails, F.cross_entropy),
+            comm_hook=(None, failing.hook) if fails == "hook" else None,
         )
     return result.weights_sha256
 

@@ -2,9 +2,10 @@
 
 import json
 from ast import literal_eval
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import SimpleNamespace
+from typing import Any, cast, get_type_hints
 
 import torch
 from torch import nn
@@ -12,6 +13,8 @@ from torch import nn
 import firecaffe
 from firecaffe import Recipe, Result, TensorDataset
 from firecaffe.cluster.world import World
+from firecaffe.data import Batch
+from firecaffe.data.batches import TrainBatches
 
 ALONE = World(0, 1, torch.device("cpu"))
 SECTIONS = get_type_hints(Recipe)
@@ -30,6 +33,16 @@ def images(count: int, seed: int) -> TensorDataset:
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (count, 1, 4, 4), generator=generator, dtype=torch.uint8)
     return TensorDataset(pixels, torch.arange(count) % 2, 2)
+
+
+def before_each(batches: TrainBatches, act: Callable[[int, int], object]) -> TrainBatches:
+    """Batches. act: what is done before one is taken, of its step and its micro-batch."""
+
+    def train_batch(step: int, leaf: int) -> Batch:
+        act(step, leaf)
+        return batches.train_batch(step, leaf)
+
+    return cast(TrainBatches, SimpleNamespace(order=batches.order, train_batch=train_batch))
 
 
 def network() -> nn.Module:

@@ -42,16 +42,14 @@ class Training:
 
     def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
         recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        held_out = self.data(self.validation, 2) if self.validation else None
-        return firecaffe.train(
-            recipe,
-            self.network,
-            self.data(self.samples, 0),
-            self.data(30, 1),
-            loss=self.loss,
-            resume=resume,
-            validation_set=held_out,
-        )
+        return firecaffe.train(recipe, **self.parts(), resume=resume)
+
+    def parts(self) -> dict[str, Any]:
+        """What is given beside the recipe."""
+        sets = {"train_set": self.data(self.samples, 0), "test_set": self.data(30, 1)}
+        if self.validation:
+            sets["validation_set"] = self.data(self.validation, 2)
+        return {"model": self.network, "loss": self.loss, **sets}
 
     def error(self, recipe: Recipe, folder: Path) -> str:
         """The kind of error that ends it, and what it says; nothing if it comes to its end."""
@@ -65,9 +63,8 @@ class Training:
 class Named(Training):
     """A training of what its recipe names."""
 
-    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        return firecaffe.train(recipe, resume=resume)
+    def parts(self) -> dict[str, Any]:
+        return {}
 
 
 EVERYTHING, NAMED = Training(), Named()

@@ -1,9 +1,9 @@
-"""A rank that gets a signal when it takes a micro-batch."""
+"""What is done when a rank takes a micro-batch: as that it gets a signal."""
 
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any
 from unittest.mock import patch
@@ -13,21 +13,32 @@ from firecaffe.data.batches import PrefetchedBatches
 
 
 @contextmanager
-def killed(rank: int, when: Callable[[int], bool], number: int = signal.SIGKILL) -> Iterator[None]:
-    """If this process is that rank. when: of the step, counted from 0."""
+def before_batches(act: Callable[[int, int], object]) -> Iterator[None]:
+    """act: of the step, counted from 0, and the micro-batch."""
 
-    def deadly(train_batch: Callable[..., Batch]) -> Callable[..., Batch]:
+    def acting(train_batch: Callable[..., Batch]) -> Callable[..., Batch]:
         @wraps(train_batch)
         def take(batches: Any, step: int, leaf: int) -> Batch:
-            if int(os.environ["RANK"]) == rank and when(step):
-                os.kill(os.getpid(), number)
+            act(step, leaf)
             return train_batch(batches, step, leaf)
 
         return take
 
-    of_server, ahead = deadly(Batches.train_batch), deadly(PrefetchedBatches.train_batch)
+    of_server, ahead = acting(Batches.train_batch), acting(PrefetchedBatches.train_batch)
     with (
         patch.object(Batches, "train_batch", of_server),
         patch.object(PrefetchedBatches, "train_batch", ahead),
     ):
         yield
+
+
+def killed(
+    rank: int, when: Callable[[int], bool], number: int = signal.SIGKILL
+) -> AbstractContextManager[None]:
+    """If this process is that rank. when: of the step."""
+
+    def act(step: int, _: int) -> None:
+        if int(os.environ["RANK"]) == rank and when(step):
+            os.kill(os.getpid(), number)
+
+    return before_batches(act)

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-import firecaffe
 from firecaffe import (
     DataConfig,
     ExchangeConfig,
@@ -255,9 +254,8 @@ def choice_of(result: Result) -> Any:
 class Given(Named):
     """The network of the recipe, by a function."""
 
-    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        return firecaffe.train(recipe, partial(build_model, "lenet"))
+    def parts(self) -> dict[str, Any]:
+        return {"model": partial(build_model, "lenet")}
 
 
 def test_the_cluster_decides_and_no_bit_does(trained: Trained) -> None:

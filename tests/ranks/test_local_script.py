@@ -142,10 +142,7 @@ SLOWMO = {"outer": "slowmo", "outer_momentum": 0.4, "inner_momentum": "zero"}
 
 @pytest.mark.parametrize(
     ("words", "rule"),
-    [
-        ({"outer": "nesterov"}, ("nesterov", 0.7, 0.9, False)),
-        (SLOWMO, ("slowmo", 1.0, 0.4, True)),
-    ],
+    [({"outer": "nesterov"}, ("nesterov", 0.7, 0.9, False)), (SLOWMO, ("slowmo", 1.0, 0.4, True))],
     ids=["nesterov", "slowmo"],
 )
 def test_outer_optimizers(

@@ -87,10 +87,7 @@ def make(parallel: ParallelConfig) -> float:
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ParallelConfig(1, 2, {"*": "neurons", "[13]": "inputs"}),
-        ParallelConfig(1, stages=["2"]),
-    ],
+    [ParallelConfig(1, 2, {"*": "neurons", "[13]": "inputs"}), ParallelConfig(1, stages=["2"])],
     ids=["split", "stages"],
 )
 def test_a_rank_never_has_the_whole_network(ranks: Ranks, words: ParallelConfig) -> None:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,15 +19,14 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import firecaffe
-from firecaffe import ExchangeConfig, Recipe, Result, SolverConfig, TrainConfig
+from firecaffe import ExchangeConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.cluster.world import World
 from firecaffe.errors import AgreementError, PeerLostError, RecipeError
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.script.script_exchange import DDPBucket, RankMean
 from firecaffe.transport.exchange import Exchange
-from tests.kit.worlds import Trained, Training, changed
-from tests.ranks.networks import Everything, small_data
+from tests.kit.worlds import Trained, Training
 from tests.world import Ranks
 
 EXCHANGES = ("tree", "ring", "native", "hierarchical(tree,ring)", "double_tree")
@@ -273,19 +271,15 @@ def test_what_hosts_or_other_ranks_do_not_fit_is_refused(ranks: Ranks) -> None:
 
 @dataclass(frozen=True)
 class Hooked(Training):
-    """With a hook of torch's in our trainer, of ours, or of none."""
+    """With a hook of torch's in our trainer, or of ours."""
 
-    name: str = "none"
+    name: str = ""
 
-    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        sets = small_data(96), small_data(48, 1)
-        return firecaffe.train(recipe, Everything, *sets, comm_hook=hook_of(self.name))
+    def parts(self) -> dict[str, Any]:
+        return {**super().parts(), "comm_hook": hook_of(self.name)}
 
 
 def hook_of(name: str) -> Any:
-    if name == "none":
-        return None
     if name == "ours":
         return firecaffe.adapt.ddp_hook()
     if name == "allreduce":
@@ -310,8 +304,8 @@ def test_torchs_hooks_sum_in_our_trainer(trained: Trained, name: str, channels_l
         solver=SolverConfig(base_lr=0.2),
         exchange=ExchangeConfig(bucket_bytes=200, timeout_s=300),
     )
-    plain = trained(2, recipe, Hooked())
-    hooked, alone = (trained(workers, recipe, Hooked(name=name)) for workers in (2, 1))
+    plain = trained(2, recipe, Training(samples=96))
+    hooked, alone = (trained(workers, recipe, Hooked(samples=96, name=name)) for workers in (2, 1))
     assert hooked.drifted_ranks == []
     is_lossless = "powerSGD" not in name
     for loss in (hooked.loss, alone.loss):

@@ -19,7 +19,6 @@ import firecaffe
 from firecaffe import (
     CheckpointConfig,
     ExchangeConfig,
-    ModelConfig,
     ParallelConfig,
     Recipe,
     Result,
@@ -28,28 +27,19 @@ from firecaffe import (
     TrainConfig,
 )
 from firecaffe.models.googlenet import HeadedLogits
+from tests.kit.training import recipe_with
 from tests.kit.worlds import Trained, Training, changed, checkpoint_of, end
 from tests.world import Ranks
 
 # 8 micro-batches of 4 over 70 samples: steps 3 and 6 end an epoch with one micro-batch of 4, one of
 # 2, and six that are empty.
-RECIPE = Recipe(
-    model=ModelConfig(freeze=["norm.*", "last.bias"]),
-    train=TrainConfig(
-        32, 4, steps=4, seed=5, device="cpu", ema_decay=0.8, eval_batch_size=8, eval_every=3
-    ),
-    solver=SolverConfig(
-        base_lr=0.02,
-        momentum=0.9,
-        weight_decay=1e-3,
-        decay_mult={"@vector": 0.0, "last.*": 2.0},
-        clip_gradients=0.5,
-        momentum_form="caffe",
-        momentum_correction=True,
-        lr_policy="poly",
-    ),
-    checkpoint=CheckpointConfig(every=2),
-)
+RECIPE = recipe_with("""
+model.freeze=["norm.*","last.bias"] train.global_batch_size=32 train.micro_batch_size=4
+train.steps=4 train.seed=5 train.device=cpu train.ema_decay=0.8 train.eval_batch_size=8
+train.eval_every=3 solver.base_lr=0.02 solver.momentum=0.9 solver.weight_decay=1e-3
+solver.decay_mult={"@vector":0.0,"last.*":2.0} solver.clip_gradients=0.5
+solver.momentum_form=caffe solver.momentum_correction=True solver.lr_policy=poly checkpoint.every=2
+""")
 
 LAYOUTS = {
     "2 x 2": ParallelConfig(2, stages=["middle.3"], pipeline="gpipe"),

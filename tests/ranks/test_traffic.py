@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from firecaffe import (
-    DataConfig,
-    ExchangeConfig,
-    ModelConfig,
-    ParallelConfig,
-    Recipe,
-    TrainConfig,
-)
+from firecaffe import DataConfig, ExchangeConfig, ModelConfig, ParallelConfig, Recipe, TrainConfig
 from firecaffe.cluster.world import join
 from firecaffe.exchange import ALGORITHMS
 from firecaffe.transport.exchange import Exchange
@@ -74,10 +67,7 @@ def test_a_run_records_what_each_step_sent(
 
 @pytest.mark.parametrize(
     "parallel",
-    [
-        ParallelConfig(1, 2, {"classifier.0": "neurons"}, 2),
-        ParallelConfig(stages=["classifier"]),
-    ],
+    [ParallelConfig(1, 2, {"classifier.0": "neurons"}, 2), ParallelConfig(stages=["classifier"])],
     ids=["split", "stages"],
 )
 def test_what_evaluations_send_is_no_steps(trained: Trained, parallel: ParallelConfig) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from firecaffe import CheckpointConfig, ExchangeConfig, Recipe, SolverConfig, TrainConfig
+from firecaffe import Recipe
 from firecaffe.cluster.world import join
 from firecaffe.errors import PeerLostError
 from firecaffe.exchange.fold import inputs_of
@@ -22,24 +22,19 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.shards import make_shards
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.transport.exchange import Exchange
+from tests.kit.training import recipe_with
 from tests.kit.worlds import Trained, Training, changed, checkpoint_of, end
 from tests.ranks.networks import Everything
 from tests.world import Ranks
 
 # 8 micro-batches of 4 over 70 samples: steps 3 and 6 end an epoch with one micro-batch of 4, one of
 # 2, and six that are empty. 2, 3 and 4 workers: with one node of the tree each, or several.
-RECIPE = Recipe(
-    train=TrainConfig(32, 4, steps=4, seed=5, device="cpu", ema_decay=0.8, eval_every=3),
-    solver=SolverConfig(
-        base_lr=0.02,
-        momentum=0.9,
-        weight_decay=1e-3,
-        decay_mult={"@vector": 0.0},
-        lr_mult={"head.*": 2.0},
-    ),
-    exchange=ExchangeConfig(bucket_bytes=1500, update_at="shards"),
-    checkpoint=CheckpointConfig(every=2),
-)
+RECIPE = recipe_with("""
+train.global_batch_size=32 train.micro_batch_size=4 train.steps=4 train.seed=5 train.device=cpu
+train.ema_decay=0.8 train.eval_every=3 solver.base_lr=0.02 solver.momentum=0.9
+solver.weight_decay=1e-3 solver.decay_mult={"@vector":0.0} solver.lr_mult={"head.*":2.0}
+exchange.bucket_bytes=1500 exchange.update_at=shards checkpoint.every=2
+""")
 
 CYCLE = {"lr_policy": "one_cycle", "base_momentum": 0.8}
 SOLVERS: dict[str, dict[str, Any]] = {

@@ -17,7 +17,6 @@ from torch._C._distributed_c10d import HashStore
 import firecaffe
 from firecaffe import Recipe, TrainConfig
 from firecaffe.cluster.world import FOLDER, World
-from firecaffe.data import SampleOrder
 from firecaffe.data.batches import TrainBatches
 from firecaffe.errors import CheckpointError, DataError, OwnCodeError, RecipeError, RunError
 from firecaffe.recipe.checked_recipe import check_recipe
@@ -38,30 +37,13 @@ from firecaffe.training.forward import check_compiler
 from firecaffe.training.plugins import VARIABLE, Plugin, load_plugins
 from firecaffe.training.saver import Write
 from firecaffe.training.training_folder import Places, find_places
-from tests.kit.training import ALONE, recipe_in, recipe_with, record_of
+from tests.kit.training import ALONE, before_each, recipe_in, recipe_with, record_of
 from tests.kit.training import data as points
 from tests.kit.training_fixtures import Patch
 from tests.unit.models.own_nets import PLACE
 from tests.unit.tasks.test_table import OWN
 
 # --- plug-ins -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Noted:
-    """Batches that are noted when they are asked for."""
-
-    name: str
-    batches: TrainBatches
-    seen: list[str]
-
-    @property
-    def order(self) -> SampleOrder:
-        return self.batches.order
-
-    def train_batch(self, step: int, leaf: int) -> tuple[Tensor, Tensor]:
-        self.seen.append(f"{self.name} batch {step}.{leaf}")
-        return self.batches.train_batch(step, leaf)
 
 
 @dataclass(frozen=True)
@@ -75,7 +57,8 @@ class Noting(Plugin):
         self.seen.append(f"{self.name} check {world_size}")
 
     def around_batches(self, batches: TrainBatches, world: World) -> TrainBatches:
-        return Noted(self.name, batches, self.seen)
+        note = self.seen.append
+        return before_each(batches, lambda step, leaf: note(f"{self.name} batch {step}.{leaf}"))
 
     def around_write(self, write: Write, world: World) -> Write:
         def noted(folder: Path, checkpoint: Checkpoint) -> Path:

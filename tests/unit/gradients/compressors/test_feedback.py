@@ -8,11 +8,7 @@ from torch import Tensor
 
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS, make_compressor
-from firecaffe.gradients.compressors.codec import (
-    BucketLayout,
-    Compressor,
-    LowRank,
-)
+from firecaffe.gradients.compressors.codec import BucketLayout, Compressor, LowRank
 from firecaffe.gradients.compressors.feedback import NodeMemory
 from tests.unit.gradients.compressors.local_wire import LocalWire, flatten, make_layouts, unflatten
 

@@ -19,14 +19,7 @@ from firecaffe.solvers.update_rules import DelayedNesterov
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event
 from firecaffe.synchrony.log import Lines, head
-from firecaffe.synchrony.server_policies import (
-    Backup,
-    BackupAgain,
-    Leaf,
-    LeafQueue,
-    Leaves,
-    Stale,
-)
+from firecaffe.synchrony.server_policies import Backup, BackupAgain, Leaf, LeafQueue, Leaves, Stale
 from firecaffe.training.modes.served import server_memory as memory
 from firecaffe.training.modes.served.served_mode import Served, leaves_of
 from firecaffe.training.modes.served.server_memory import copy_in_file
