@@ -34,7 +34,7 @@ ranks/test_compressors.py
 faults/test_lost_under_a_launcher.py
 ranks/test_local_rows.py
 ranks/test_local.py
-ranks/test_real_clock.py
+ranks/test_served.py
 ranks/test_update_at.py
 ranks/test_invariance.py
 ranks/test_networks_of_parts.py
@@ -50,12 +50,12 @@ ranks/test_lockless.py
 ranks/test_constraints.py
 unit/caffe/test_goldens.py
 unit/caffe/test_hostile_files.py
-ranks/test_measured_shares.py
-unit/exchange/test_one_rank.py
+ranks/test_measurements.py
+unit/exchange/test_schedule.py
 ranks/test_split_parts.py
 unit/training/modes/local/test_trainings.py
 unit/compression/fcz/test_round_trip.py
-ranks/test_tasks.py
+ranks/test_own_network.py
 unit/models/test_networks.py
 cli/test_numbers.py
 cli/test_trust.py

@@ -80,10 +80,7 @@ def fit(folder: Path) -> list[firecaffe.Result]:
 def test_networks_of_transformers(ranks: Ranks, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[dev]'")
     bert()  # which loads all that it takes, as ranks have
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as on ranks
     alone = fit(tmp_path / "alone")
-    torch.set_num_threads(threads)
     two, _ = ranks.shared(2, fit, tmp_path / "two")
     for make, one, of_two in zip(MAKERS, alone, two, strict=True):
         assert one.state_sha256 == of_two.state_sha256
@@ -206,11 +203,7 @@ def by_lightning() -> tuple[list[Done], list[str]]:
     def trainer(strategy: Any) -> nn.Module:
         task = Task()
         lightning.Trainer(
-            strategy=strategy,
-            accelerator="cpu",
-            devices=2,
-            max_epochs=1,
-            barebones=True,
+            strategy=strategy, accelerator="cpu", devices=2, max_epochs=1, barebones=True
         ).fit(task, DataLoader(samples(), BATCH))
         return task
 

@@ -1,5 +1,6 @@
-"""A user's own torch Dataset with random transforms: the same bits on any number of workers; and no
-code of a user's that seeds the process's generators and draws from them reaches a bit.
+"""Photos, and a user's own torch Dataset with random transforms: the same bits on any number of
+workers; and no code of a user's that seeds the process's generators and draws from them reaches a
+bit.
 """
 
 import os
@@ -18,11 +19,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import firecaffe
+from benchmarks.kit.small_run import pack_photos
 from firecaffe import DataConfig, Recipe, Result, SolverConfig, Task, TrainConfig
 from firecaffe.cluster.world import World
 from firecaffe.data.batches import TrainBatches
+from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.plugins import VARIABLE, Plugin
-from tests.kit.worlds import Trained, Training, changed, end
+from tests.kit.training import recipe_with
+from tests.kit.worlds import NAMED, Trained, Training, changed, end
 
 COUNT = 48
 OF_SEEDS = Recipe(
@@ -78,12 +82,14 @@ class Drawing(Dataset[tuple[Tensor, int]]):
 
 @dataclass(frozen=True)
 class OfDrawing(Training):
+    """Trains on samples of a class, made by data workers."""
+
+    kind: type[Drawing] = Drawing
     data_workers: int = 0
 
-    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        data = firecaffe.from_torch(Drawing(is_training=True), workers=self.data_workers)
-        return firecaffe.train(recipe, Depth, data, Drawing(is_training=False))
+    def parts(self) -> dict[str, Any]:
+        data = firecaffe.from_torch(self.kind(is_training=True), workers=self.data_workers)
+        return {"model": Depth, "train_set": data, "test_set": Drawing(is_training=False)}
 
 
 # Each rank starts its data workers, and each of these takes 3 s of a processor.
@@ -191,24 +197,27 @@ class Shard(Drawing):
         return COUNT // dist.get_world_size()
 
 
-@dataclass(frozen=True)
-class OfShards(Training):
-    is_named: bool = True
-
-    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        if self.is_named:
-            return firecaffe.train(recipe.replace("data.name", f"{__name__}:sharded"), Depth)
-        train_set, test_set = Shard(is_training=True), Shard(is_training=False)
-        return firecaffe.train(recipe, Depth, train_set, test_set, validation_set=test_set)
+class NamedData(Training):
+    def parts(self) -> dict[str, Any]:
+        return {"model": Depth}
 
 
-@pytest.mark.parametrize("is_named", [False, True])
+BY_NAME = changed(OF_SEEDS, data={"name": f"{__name__}:sharded"})
+NEVER_EVALUATED = changed(OF_SEEDS, train={"eval_every": 0})
+
+
+@pytest.mark.parametrize(
+    ("recipe", "training", "asked"),
+    [
+        (NEVER_EVALUATED, OfDrawing(kind=Shard), "get_world_size"),
+        (BY_NAME, NamedData(), "WORLD_SIZE"),
+    ],
+    ids=["given", "named"],
+)
 def test_data_that_ask_for_the_number_of_ranks_are_doubted(
-    trained: Trained, is_named: bool
+    trained: Trained, recipe: Recipe, training: Training, asked: str
 ) -> None:
-    doubts = trained(2, OF_SEEDS, OfShards(is_named=is_named)).identity_doubts
-    asked = "WORLD_SIZE" if is_named else "get_world_size"
+    doubts = trained(2, recipe, training).identity_doubts
     assert any("data set" in doubt and asked in doubt for doubt in doubts)
 
 
@@ -222,16 +231,54 @@ class Counted(Drawing):
         return super().__getitem__(index)
 
 
-@dataclass(frozen=True)
-class OfCounts(Training):
-    def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
-        recipe = changed(recipe, run={"folder": str(folder), "tensorboard": False})
-        data, test_set = Counted(is_training=True), Drawing(is_training=False)
-        return firecaffe.train(recipe, Depth, data, test_set, validation_set=test_set)
-
-
 def test_a_data_set_that_counts_is_doubted(trained: Trained) -> None:
     """Each worker counts what it asks for, and a resume begins anew."""
-    (doubt,) = trained(2, OF_SEEDS, OfCounts()).identity_doubts
+    (doubt,) = trained(2, NEVER_EVALUATED, OfDrawing(kind=Counted)).identity_doubts
     assert "training set" in doubt
     assert "calls" in doubt
+
+
+OF_PHOTOS = recipe_with("""
+model.name=lenet data.name=packed data.resize=32 data.crop=28 data.mirror=True
+train.global_batch_size=24 train.micro_batch_size=4 train.steps=3 train.seed=3
+train.eval_batch_size=16 solver.type=nesterov solver.base_lr=0.01 exchange.algorithm=tree
+""")
+
+
+def recipe_on(folder: Path, **words: Any) -> Recipe:
+    return changed(OF_PHOTOS, data={"path": str(folder), **words})
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """48 + 10: three steps are more than an epoch, whose last step is whole."""
+    return pack_photos(tmp_path_factory.mktemp("photos"), 48, 10)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"augment": "inception", "order": "shards"}, {"augment": "caffe"}],
+    ids=["inception", "caffe"],
+)
+def test_workers_a_cache_and_threads_change_no_bit(
+    trained: Trained, packed: Path, words: dict[str, str], tmp_path: Path
+) -> None:
+    alone = trained(1, recipe_on(packed, **words), NAMED)
+    cache = {"cache": str(tmp_path / "cache"), "cache_bytes": 80_000, "decode_threads": 3}
+    three = trained(3, recipe_on(packed, **words, **cache), NAMED)
+    assert end(three) == end(alone)
+    assert len(three.data_wait_by_rank) == 3
+    assert list((tmp_path / "cache").glob("*.shard"))
+
+
+def test_a_run_that_skips_says_what_it_left_out(trained: Trained, tmp_path: Path) -> None:
+    pack_photos(tmp_path, 48, 10)
+    photos = tmp_path / "photos"
+    broken = [sorted(photos.glob("train/3/*.jpg"))[0], sorted(photos.glob("test/5/*.jpg"))[0]]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:300])
+    recipe = recipe_on(photos, name="folder", on_error="skip")
+    alone, two = (trained(size, recipe, NAMED) for size in (1, 2))
+    assert two.state_sha256 == alone.state_sha256
+    lines = read_run_file(two.folder, "result.json")["broken_images"]
+    assert {line.split(": not a whole image")[0] for line in lines} == set(map(str, broken))

@@ -3,18 +3,107 @@ is whole, in one process. Trainings in stages are in `test_stage_layouts.py` and
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from firecaffe.cluster.agree import digest
 from firecaffe.cluster.world import join
 from firecaffe.errors import PeerLostError, RecipeError
+from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.parallel.stage_run import MicroBatches, StageRunner
 from firecaffe.parallel.stages import ORDERS, cut_stages
-from tests.ranks.staged import LEAVES, Found, Step, case, each_leaf, in_stages, whole
+from tests.unit.parallel.in_stages import odd, odd_loss
 from tests.world import Ranks
+
+SAMPLES, LEAVES = 3, range(6)
+
+
+class Case(NamedTuple):
+    """A network, and what is around its forward."""
+
+    network: nn.Module
+    arithmetic: Callable[[], AbstractContextManager[object]]
+
+
+def case(name: str) -> Case:
+    """odd, or odd in bfloat16."""
+    autocast = partial(torch.autocast, "cpu", torch.bfloat16)
+    return Case(odd()[0], autocast if name.endswith("bfloat16") else nullcontext)
+
+
+class Step(MicroBatches[list[Tensor]]):
+    """The micro-batches of a step; the last of them is short."""
+
+    def __init__(self, case: Case, network: nn.Module, step: int) -> None:
+        self.case, self.step = case, step
+        self.buffers = BufferChanges(network)
+        self.buffers.begin_step()
+        self.losses: dict[int, Tensor] = {}
+
+    def weight(self, leaf: int) -> float:
+        return (SAMPLES - (leaf == LEAVES[-1])) / SAMPLES
+
+    def inputs(self, leaf: int) -> Any:
+        torch.manual_seed(1000 * self.step + leaf)
+        return {"image": torch.randn(round(self.weight(leaf) * SAMPLES), 3, 8, 8)}
+
+    def loss(self, leaf: int, outputs: Any) -> Tensor:
+        loss = odd_loss(outputs) * self.weight(leaf)
+        self.losses[leaf] = loss.detach().reshape(1).clone()
+        return loss
+
+    def end(self, leaf: int) -> list[Tensor]:
+        """The loss, if it is known here, and the changes to buffers."""
+        loss = self.losses.get(leaf, torch.zeros(1))
+        return [loss, *self.buffers.take(leaf, self.weight(leaf))]
+
+
+def whole(step: Step, network: nn.Module) -> Iterator[tuple[int, Tensor, list[Tensor]]]:
+    """Each micro-batch of a step through the whole network."""
+    for leaf in LEAVES:
+        step.buffers.begin_micro_batch()
+        inputs = step.inputs(leaf)
+        with step.case.arithmetic():
+            loss = step.loss(leaf, network(inputs))
+        yield leaf, loss, step.end(leaf)
+
+
+def in_stages(
+    step: Step, runner: StageRunner, leaves: Sequence[int]
+) -> Iterator[tuple[int, Tensor | None, list[Tensor]]]:
+    for ready in runner.run(leaves, step):
+        yield ready.leaf, ready.root, ready.kept
+
+
+Found = dict[tuple[int, str], str | float]
+"""By micro-batch: the digest of each gradient and of each buffer after forward, and the loss."""
+
+
+def each_leaf(step: Step, network: nn.Module, ready: Iterator[Any]) -> Found:
+    """What each micro-batch of a step comes to."""
+    found: Found = {}
+    take = step.end
+
+    def end(leaf: int) -> list[Tensor]:
+        for name, buffer in network.named_buffers():
+            found[leaf, name] = digest([(name, buffer)])
+        return take(leaf)
+
+    step.end = end  # type: ignore[method-assign]
+    for leaf, root, _ in ready:
+        if root is not None:
+            torch.autograd.backward(root)
+        for name, parameter in network.named_parameters():
+            if parameter.grad is not None:
+                found[leaf, name] = digest([(name, parameter.grad)])
+            parameter.grad = None
+    return found | {(leaf, "loss"): loss.item() for leaf, loss in step.losses.items()}
 
 
 def by_stages(name: str, cuts: list[str], order: str) -> tuple[Found, float]:
@@ -25,15 +114,6 @@ def by_stages(name: str, cuts: list[str], order: str) -> tuple[Found, float]:
             step = Step(made, stage.module, 0)
             found = each_leaf(step, stage.module, in_stages(step, runner, LEAVES))
             return found, runner.waited_s
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As on ranks: the bits depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +127,7 @@ def one_thread() -> Iterator[None]:
     ids=str,
 )
 def test_each_micro_batch_has_the_bits_of_the_whole_network(
-    ranks: Ranks, one_thread: None, name: str, cuts: list[str], order: str
+    ranks: Ranks, name: str, cuts: list[str], order: str
 ) -> None:
     made = case(name)
     step = Step(made, made.network, 0)
@@ -80,7 +160,7 @@ def evaluated(cuts: list[str]) -> tuple[list[Tensor], list[Tensor]]:
             return out
 
 
-def test_outputs_in_evaluation(ranks: Ranks, one_thread: None) -> None:
+def test_outputs_in_evaluation(ranks: Ranks) -> None:
     made = case("odd")
     network = made.network.eval()
     expected = []

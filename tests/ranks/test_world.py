@@ -1,10 +1,14 @@
-"""Worlds one after the other in one script, in any order, and beside the script's own; and what a
-world costs each of its ranks: sockets, keys in the store, bytes to agree.
+"""Worlds one after the other in one script, in any order, and beside the script's own; what a world
+costs each of its ranks; groups of some ranks; and what a test is told of its ranks where one fails.
 """
 
 import os
+import re
+import signal
 import socket
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -18,10 +22,17 @@ from torch._C._distributed_c10d import TCPStore
 import firecaffe
 from firecaffe.cluster import links
 from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.group import check_parts, divide
 from firecaffe.cluster.links import most_links
-from firecaffe.cluster.world import join
+from firecaffe.cluster.process_settings import non_preempting_threads
+from firecaffe.cluster.world import World, join
+from firecaffe.errors import PeerLostError
+from firecaffe.transport.exchange import Exchange
+from tests import world
 from tests.loopback import has_ipv6
-from tests.world import Ranks
+from tests.world import RankError, Ranks
+
+# --- worlds ---------------------------------------------------------------------------------------
 
 AGENT, OWN_SERVER, IPV6 = "an agent's store", "rank 0's store", "rank 0's store, IPv6 alone"
 MPIRUN = "rank 0's store, by Open MPI's words"
@@ -161,3 +172,133 @@ def test_texts_are_sent_only_where_they_differ(ranks: Ranks) -> None:
     for of_same, of_different in ranks.shared(3, gather_long_texts):
         assert of_same < 100
         assert of_different < 2100
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+GROUPS = [[0, 1], [2, 3]], [[0, 2], [1, 3]], [[3, 1, 0], [2]]
+
+
+def sums_of_groups() -> list[tuple[list[float], list[str]]]:
+    """What this rank gets of the sum of ranks' powers of ten, and who is with it, in each group."""
+    with join("cpu") as world:
+        return [sum_in(world, parts) for parts in GROUPS]
+
+
+def sum_in(world: World, parts: list[list[int]]) -> tuple[list[float], list[str]]:
+    with divide(world, parts) as group:
+        vector = torch.full((13,), 10.0**world.rank)
+        Exchange.of_vectors(group, "tree").all_reduce(vector)
+        return sorted({*vector.tolist()}), gather_text(group, str(world.rank))
+
+
+def test_a_group_has_its_ranks_in_its_order(ranks: Ranks) -> None:
+    for rank, sums in enumerate(ranks.shared(4, sums_of_groups)):
+        own = [next(part for part in parts if rank in part) for parts in GROUPS]
+        assert sums == [([sum(10.0**r for r in part)], [str(r) for r in part]) for part in own]
+
+
+def policies() -> list[list[int]]:
+    """How the kernel schedules Gloo's threads: a world's, with a script's, and with a row's."""
+    with join("cpu") as world:
+        found = [of_gloo()]
+        theirs = dist.new_group(backend="gloo")
+        found.append(of_gloo())
+        with divide(world, [[0, 1], [2, 3]]):
+            found.append(of_gloo())
+        dist.destroy_process_group(theirs)
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    return found
+
+
+def of_gloo() -> list[int]:
+    names = {int(task.name): task / "comm" for task in Path("/proc/self/task").iterdir()}
+    loops = [task for task, name in names.items() if name.read_text() == "gloo_tcp_loop\n"]
+    return sorted(map(os.sched_getscheduler, loops))
+
+
+def test_threads_of_gloo_interrupt_nobody_but_those_of_a_script_may(ranks: Ranks) -> None:
+    ours, theirs = os.SCHED_BATCH, os.SCHED_OTHER
+    for found in ranks.shared(4, policies):
+        # Torch's own world has a thread, too, which nothing of ours uses.
+        # A thread has its name a moment after it has begun, so some may not be counted yet.
+        for seen, num_theirs in zip(found, (1, 2, 2), strict=True):
+            assert seen.count(theirs) <= num_theirs
+            assert set(seen[num_theirs:]) == {ours}
+
+
+def test_where_a_container_forbids_it_threads_begin_as_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.sched_setscheduler", forbidden)
+    with non_preempting_threads():
+        begun = threading.Thread(target=lambda: None)
+        begun.start()
+    begun.join()
+
+
+@pytest.mark.parametrize("parts", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2], []], [[0, 1, 3]]])
+def test_parts_hold_each_rank_once(parts: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="each of 3 ranks once"):
+        check_parts(3, parts)
+
+
+# --- ranks that fail ------------------------------------------------------------------------------
+
+
+def each_in_its_way() -> None:
+    match int(os.environ["RANK"]):
+        case 0:
+            raise PeerLostError("rank 2 is gone")
+        case 1:
+            raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
+        case 2:
+            raise KeyError("mine")
+
+
+def kill_one_and_wait() -> None:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
+def end_one() -> int:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return int(os.environ["RANK"])
+
+
+def meet() -> str:
+    with join("cpu") as found:
+        return "".join(gather_text(found, os.environ["RANK"]))
+
+
+def order(told: str) -> list[int]:
+    return [int(number) for number in re.findall(r"^rank (\d):", told, re.MULTILINE)]
+
+
+def test_every_rank_is_told_of_and_the_first_cause_first(ranks: Ranks) -> None:
+    for call in (ranks.run, ranks.shared):
+        with pytest.raises(RankError) as caught:
+            call(4, each_in_its_way)
+        first, *others, last = order(str(caught.value))
+        assert (first, sorted(others), last) == (2, [0, 1], 3)
+        for words in ("KeyError: 'mine'", "PeerLostError: rank 2 is gone", "rank 3: returned"):
+            assert words in str(caught.value)
+
+
+def test_a_rank_that_is_killed_is_the_cause_and_nobody_is_waited_for(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world, "AFTERWARDS_S", 0.1)
+    with pytest.raises(RankError) as caught:
+        ranks.run(2, kill_one_and_wait)
+    assert str(caught.value) == "rank 1: its process ended with -9\nrank 0: no answer"
+
+
+def test_in_the_place_of_a_lost_rank_another_starts(ranks: Ranks) -> None:
+    assert ranks.shared(2, end_one, lost={1}) == [0, None]
+    assert ranks.shared(2, meet) == ["01", "01"]

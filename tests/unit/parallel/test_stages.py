@@ -22,8 +22,14 @@ from firecaffe.parallel.stage_values import pack, tensors_in
 from firecaffe.parallel.stages import cut_stages
 from firecaffe.training.parallel.staged import check_stages
 from tests.kit.training_modules import Composed
-from tests.unit.parallel.in_stages import check_same_bits, narrow, run_in_stages, sent
-from tests.unit.parallel.odd import odd, odd_loss
+from tests.unit.parallel.in_stages import (
+    check_same_bits,
+    narrow,
+    odd,
+    odd_loss,
+    run_in_stages,
+    sent,
+)
 
 NETWORKS = [
     ("lenet", 28, [["conv2", "ip1"], ["relu1"]]),

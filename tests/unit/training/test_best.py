@@ -18,7 +18,6 @@ from firecaffe.cli import main
 from firecaffe.data import Batches, DataConfig, SampleOrder
 from firecaffe.data.sources import open_image_folder
 from firecaffe.errors import CheckpointError, RecipeError
-from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.runs.curves import curves_of, time_to
 from firecaffe.runs.measure import LOSS, TOP1
 from firecaffe.runs.run_table import read_run
@@ -26,12 +25,9 @@ from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import best_step, load_newest
 from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.evaluation_weights import Ema
-from firecaffe.training.given_parts import Parts
 from firecaffe.training.modes.mode import TrainingRanks
-from firecaffe.training.verification import replay
 from tests.kit.data_photos import BLUE, GREEN, RED, draw
 from tests.kit.training import (
-    ALONE,
     data,
     fit_points,
     images,
@@ -305,18 +301,6 @@ def test_evaluations_take_torchs_statistics_the_training_its_own(
     for net in (result.model, *loaded):
         torch.testing.assert_close(running(net), torchs(net), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(running(loaded[0]), running(result.model), rtol=0, atol=0)
-
-
-def test_a_run_that_was_ended_is_replayed_to_its_checkpoint(tmp_path: Path) -> None:
-    run, to = tmp_path / "run", tmp_path / "to"
-    fit(made(run, SERVED, SAMPLES))
-    (run / "result.json").unlink()
-    parts = Parts(network, train=TRAIN, test=data(100, 1), validation=VALIDATION)
-    assert replay(run, recipe_of(run), ALONE, to, parts).is_same
-    saved, again = load_newest(run)[0].tensors, load_newest(to)[0].tensors
-    names = [name for name in saved if name.startswith("batch_norm/")]
-    assert names == ["batch_norm/1.running_mean", "batch_norm/1.running_var"]
-    assert all(torch.equal(saved[name], again[name]) for name in names)
 
 
 @pytest.mark.parametrize(

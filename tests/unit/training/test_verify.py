@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from dataclasses import replace
@@ -9,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
-from firecaffe import Result, SynchronyConfig
+import firecaffe
+from firecaffe import Result, SynchronyConfig, TensorDataset
 from firecaffe.errors import CheckpointError, NotIdenticalError, RecipeError, RunError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.recorded_recipe import recipe_of
 from firecaffe.synchrony.config import SERVED
 from firecaffe.training.build_training import join_run
-from firecaffe.training.checkpoint import STATE, SUMS
+from firecaffe.training.checkpoint import STATE, SUMS, load_checkpoint
 from firecaffe.training.given_parts import Parts
 from firecaffe.training.verification import Replayed, Verified, replay, verify_run
 from tests.kit.training import (
@@ -25,12 +29,12 @@ from tests.kit.training import (
     data,
     fit_points,
     network,
+    recipe_in,
     recipe_of_points,
     recipe_with,
     record_of,
     rows_of,
 )
-from tests.kit.training import recipe_of_points as recipe
 from tests.kit.training_fixtures import Capture, Patch
 
 # --- the first steps once more --------------------------------------------------------------------
@@ -144,12 +148,20 @@ def test_a_changed_result_is_named(run: Path) -> None:
     refused(run, LENGTH, rf"at its end, after step {LENGTH}: state 000000000000 in result\.json")
 
 
-def test_a_damaged_line_of_the_log_is_named(run: Path) -> None:
+def test_a_damaged_line_of_the_log_is_named(run: Path, runs: dict[str, Path]) -> None:
     log = run / "events.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join([*lines[:30], *lines[31:]]))
     assert verified(run, 3).steps == 3  # a prefix reads no further
     refused(run, 8, r"events\.jsonl line 31: is not what was written", RunError)
+    log.write_bytes(b"".join([*lines[:20], lines[20].replace(b": ", b": 1", 2), *lines[21:]]))
+    with pytest.raises(RunError, match=r"events\.jsonl line 21: is not (what was written|a log)"):
+        replayed(run)
+    log.write_bytes(b"".join(lines[:40]))
+    with pytest.raises(RunError, match=r"line 41: is not there; the run has gone on"):
+        replayed(run)
+    with pytest.raises(RunError, match="every_step writes no events"):
+        replayed(runs["every_step"])
 
 
 def test_digests_of_each_step_name_the_tensor(tmp_path: Path) -> None:
@@ -192,7 +204,7 @@ assert {words["mode"] for words in MODES.values()} == set(SERVED)
 
 
 def train(folder: Path, words: dict[str, Any], resume: Path | None = None, **more: Any) -> Result:
-    return fit_points(recipe(folder, words, **more), resume)
+    return fit_points(recipe_of_points(folder, words, **more), resume)
 
 
 def replayed(folder: Path, to: Path | None = None, seed: int = 0) -> Replayed:
@@ -230,8 +242,10 @@ def test_it_learns_and_a_resume_and_a_replay_give_its_bits(
 
 
 def test_a_run_that_was_ended_is_replayed_to_its_checkpoint(tmp_path: Path) -> None:
+    """With statistics of BatchNorm that are estimated again."""
+    length: dict[str, Any] = {"steps": 20, "batch_norm_samples": 50}
     run, on = tmp_path / "run", tmp_path / "on"
-    whole = train(run, MODES["softsync"], steps=20)
+    whole = train(run, MODES["softsync"], **length)
     (run / "result.json").unlink()
     shutil.rmtree(run / "checkpoints" / "step-00000020")
     log = run / "events.jsonl"
@@ -239,39 +253,28 @@ def test_a_run_that_was_ended_is_replayed_to_its_checkpoint(tmp_path: Path) -> N
     again = replayed(run, tmp_path / "again")
     assert (again.is_same, again.computed.step) == (True, 14)
     # What is kept goes on as the run would have.
-    rest = train(on, MODES["softsync"], run / "checkpoints" / "step-00000014", steps=20)
+    own = run / "checkpoints" / "step-00000014"
+    rest = train(on, MODES["softsync"], own, **length)
     assert rest.state_sha256 == whole.state_sha256
     assert replayed(on).is_same
     # So does what the replay kept.
     kept = tmp_path / "again" / "checkpoints" / "step-00000014"
-    other = train(tmp_path / "other", MODES["softsync"], kept, steps=20)
+    ours, theirs = (load_checkpoint(folder).tensors for folder in (own, kept))
+    names = [name for name in ours if name.startswith("batch_norm/")]
+    assert names == ["batch_norm/1.running_mean", "batch_norm/1.running_var"]
+    assert all(torch.equal(ours[name], theirs[name]) for name in names)
+    other = train(tmp_path / "other", MODES["softsync"], kept, **length)
     assert other.state_sha256 == whole.state_sha256
     assert replayed(tmp_path / "other").is_same
     with pytest.raises(RunError, match="exists already"):
         replayed(run, tmp_path / "again")
 
 
-def test_a_damaged_log_is_refused_with_its_line(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    train(run, MODES["backup"], steps=5)
-    log = run / "events.jsonl"
-    lines = log.read_bytes().splitlines(keepends=True)
-    log.write_bytes(b"".join([*lines[:20], lines[20].replace(b": ", b": 1", 2), *lines[21:]]))
-    with pytest.raises(RunError, match=r"events\.jsonl line 21: is not (what was written|a log)"):
-        replayed(run)
-    log.write_bytes(b"".join(lines[:40]))
-    with pytest.raises(RunError, match=r"line 41: is not there; the run has gone on"):
-        replayed(run)
-    train(tmp_path / "plain", {"mode": "every_step"}, steps=2)
-    with pytest.raises(RunError, match="every_step writes no events"):
-        replayed(tmp_path / "plain")
-
-
 def test_warm_steps_are_those_of_every_step(tmp_path: Path) -> None:
     words = {"mode": "asynchronous", "warm_steps": 7}
     train(tmp_path / "served", words, steps=8)
-    plain = replace(recipe(tmp_path / "plain", words, steps=8), synchrony=SynchronyConfig())
-    fit_points(plain)
+    plain = recipe_of_points(tmp_path / "plain", words, steps=8)
+    fit_points(replace(plain, synchrony=SynchronyConfig()))
     names = ("served", "plain")
     served, together = ([row["loss"] for row in rows_of(tmp_path / n, "train")] for n in names)
     assert served[:7] == together[:7]
@@ -304,6 +307,54 @@ def test_words_that_cannot_be_here(line: str, words: dict[str, Any], tmp_path: P
 
 @pytest.mark.parametrize("words", [{"server": "sharded"}, {"lock": "none"}])
 def test_no_worker_comes_to_weights_in_parts(words: dict[str, Any], tmp_path: Path) -> None:
-    made = recipe(tmp_path / "run", {"mode": "asynchronous", "clock": "real", **words})
+    made = recipe_of_points(tmp_path / "run", {"mode": "asynchronous", "clock": "real", **words})
     with pytest.raises(RecipeError, match="come to runs whose weights are at rank 0"):
         join_run(check_recipe(made), "localhost:1")
+
+
+class Keeping(nn.Module):
+    """Keeps what learners must not add up: a variance, a range from infinity, a place, bytes."""
+
+    low: Tensor
+    place: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2, momentum=None)
+        self.register_buffer("low", torch.tensor(math.inf))
+        self.register_buffer("place", torch.tensor(0))
+        self.mean = 0.0
+        self.out = nn.Linear(2, 1)
+
+    def forward(self, features: Tensor) -> Tensor:
+        if self.training:
+            self.low.copy_(torch.minimum(self.low, features.min()))
+            self.place.copy_((self.place + len(features)) % 12)
+            self.mean += 0.1 * (features.mean().item() - self.mean)
+        output: Tensor = self.out(self.norm(features))
+        return output
+
+    def get_extra_state(self) -> dict[str, float]:
+        return {"mean": self.mean}
+
+    def set_extra_state(self, state: dict[str, float]) -> None:
+        self.mean = state["mean"]
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "stale"])
+def test_statistics_of_many_learners_are_some_that_one_could_have(
+    mode: str, tmp_path: Path
+) -> None:
+    features = 1 + torch.rand(256, 2, generator=torch.Generator().manual_seed(0))
+    points = TensorDataset(features, features.sum(1, keepdim=True))
+    words = {"synchrony.mode": mode, "synchrony.clock": "simulated", "synchrony.learners": 16}
+    length = "train.steps=12 train.global_batch_size=16 train.micro_batch_size=4"
+    of_run = recipe_in(tmp_path / "run", f"{length} task.name=regression solver.base_lr=0.01")
+    result = firecaffe.train(recipe_with(words, of_run), Keeping, points, points)
+    kept: Any = firecaffe.load(result.folder, model=Keeping)
+    variance = features.var(0)
+    assert torch.all((kept.norm.running_var > 0) & (kept.norm.running_var < 2 * variance))
+    assert features.min() <= kept.low < 1.2
+    assert 0 <= kept.place < 12
+    assert 0 < kept.mean < 2
+    assert math.isfinite(result.test_loss)

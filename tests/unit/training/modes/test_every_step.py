@@ -43,7 +43,6 @@ class Net(nn.Module):
 @pytest.fixture
 def make() -> Iterator[Make]:
     """Makes workers on 27 images, which are closed at the end."""
-    torch.set_num_threads(1)
     made: list[Worker] = []
 
     def one(net: nn.Module | None = None, **words: Any) -> Worker:
