@@ -18,6 +18,7 @@ from firecaffe.errors import DivergedError
 from firecaffe.training.checkpoint import load_newest
 from firecaffe.training.divergence import LAST, PATIENCE, LossRise, replica_advice, server_advice
 from tests.kit.training import data, fit_points, recipe_in
+from tests.kit.training_fixtures import Patch
 
 
 def alarm(losses: Sequence[float]) -> int:
@@ -91,7 +92,7 @@ checkpoint.keep_last=2
 
 
 def train(
-    folder: Path, words: SynchronyConfig, solver: str, steps: int = 180, **more: Any
+    folder: Path, words: SynchronyConfig, solver: str, steps: int = 110, **more: Any
 ) -> firecaffe.Result:
     words_of_run = f"{WORDS} train.steps={steps} {solver}"
     recipe = dataclasses.replace(recipe_in(folder, words_of_run), synchrony=words)
@@ -114,8 +115,13 @@ TOLD = {
 }
 
 
+SOON = 30
+"""Steps after which it is told here."""
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_a_training_that_diverges_ends(name: str, tmp_path: Path) -> None:
+def test_a_training_that_diverges_ends(name: str, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("firecaffe.training.divergence.PATIENCE", SOON)
     case, run = CASES[name], tmp_path / "run"
     with pytest.raises(DivergedError) as caught:
         train(run, **case)
@@ -132,7 +138,7 @@ def test_a_training_that_diverges_ends(name: str, tmp_path: Path) -> None:
     assert firecaffe.load(good, case.get("model", network)) is not None
     fault = json.loads((run / "fault.json").read_text())
     assert (fault["kind"], fault["exit_code"]) == ("diverged", 19)
-    assert PATIENCE < fault["step"] < PATIENCE + 60
+    assert SOON < fault["step"] < SOON + 60
     with pytest.raises(DivergedError) as again:
         train(tmp_path / "on", resume=run / "checkpoints" / kept[1], **case)
     assert again.value.step == caught.value.step
