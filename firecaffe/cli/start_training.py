@@ -14,6 +14,7 @@ from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.cluster.groups import check_alone
 from firecaffe.cluster.hosts import Hosts, parse_nodes
 from firecaffe.cluster.launcher import RankFailedError, launch
+from firecaffe.cluster.process_settings import end_with_parent
 from firecaffe.cluster.secret import SECRET, read_secret
 from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
@@ -30,6 +31,7 @@ START_OPTIONS = ("--nproc-per-node", "--resume")
 
 
 def start(argv: list[str]) -> None:
+    end_with_parent()
     parser = make_parser()
     recipe, options = parse_recipe(parser, argv)
     if options.print_config:

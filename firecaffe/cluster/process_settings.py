@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -23,6 +23,9 @@ from firecaffe.errors import RecipeError
 # passes on the SIGHUP of its terminal, and the terminal sends another.
 SAME_S = 2.0
 """Seconds within which signals count as one: launchers and shells pass them on."""
+
+ENDS_WITH = "FIRECAFFE_ENDS_WITH"
+"""A variable for a new process: the parent, if the process is to end with it."""
 
 ACTION_BYTES = 512
 """More bytes than any system's struct sigaction, which is saved and restored as it is."""
@@ -65,22 +68,16 @@ def _action(number: signal.Signals) -> ctypes.Array[ctypes.c_char]:
     return action
 
 
-def end_with_this_process() -> Callable[[], None] | None:
-    """Return a `preexec_fn`: the new process gets SIGTERM when this one ends, even by SIGKILL.
+def end_with_parent() -> None:
+    """Ask for SIGTERM when the parent ends, even by SIGKILL, if the parent wants that; on Linux.
 
-    None where only Linux's call would do. The kernel counts the end of the thread that has started
-    the process, so that thread must wait for it.
+    The kernel counts the end of the thread that has started this process.
     """
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-    def ask() -> None:
-        prctl(DIE_WITH_PARENT, signal.SIGTERM)
-        if os.getppid() != parent:  # it has ended before the call
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return ask
+    parent = os.environ.pop(ENDS_WITH, "")  # ranks of this process have another parent
+    if parent and sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGTERM)
+        if parent != str(os.getppid()):  # it has ended before the call
+            signal.raise_signal(signal.SIGTERM)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 
 from firecaffe.cluster.agent import SIGNALS
 from firecaffe.cluster.launcher import RankFailedError
-from firecaffe.cluster.process_settings import end_with_this_process, handlers_kept
+from firecaffe.cluster.process_settings import ENDS_WITH, handlers_kept
 from firecaffe.errors import PreemptedError, RunError
 from firecaffe.files import read_small, write_atomically
 from firecaffe.recipe.identity import to_toml
@@ -204,9 +204,8 @@ def _start(trial: Trial, workers: int, slot: int, lock: int) -> subprocess.Popen
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment_of(slot, workers),
+            env=environment_of(slot, workers) | {ENDS_WITH: str(os.getpid())},
             pass_fds=[lock],
-            preexec_fn=end_with_this_process(),
         )
 
 

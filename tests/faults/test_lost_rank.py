@@ -165,9 +165,8 @@ def lose(victim: int, how: str) -> tuple[str, set[str]]:
             else:
                 kill_this()
         if how == "stopped":
-            for peer in local.sockets:
-                if peer is not None:
-                    peer.settimeout(2.0)
+            for peer in local.sockets.values():
+                peer.settimeout(2.0)
         if how == "killed, and a rank that saw it has left":
             last = max(rank for rank in range(world.world_size) if rank != victim)
             if world.rank == last:

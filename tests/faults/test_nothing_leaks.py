@@ -136,7 +136,7 @@ def meet(place: str) -> list[str]:
     with join("cpu") as world:
         sockets = connect_local(world, 0, 2, 60.0)
         gather_text(world, "")
-        for peer in filter(None, sockets or ()):
+        for peer in (sockets or {}).values():
             peer.close()
     return os.listdir(place)
 
