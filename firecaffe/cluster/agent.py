@@ -52,8 +52,8 @@ from firecaffe.cluster.rank_process import (
     wait_for_descriptors,
 )
 from firecaffe.cluster.world import LAUNCHER_STORE
-from firecaffe.errors import LaunchError, PreemptedError
-from firecaffe.faults import ANOTHER, Fault
+from firecaffe.errors import LaunchError
+from firecaffe.faults import Fault
 
 SURVIVORS_S = 5.0
 """Seconds for the survivors of a failure to end; a stopped rank is killed at once."""
@@ -280,9 +280,9 @@ class FaultAgent(SimpleElasticAgent):
         causes = [f for rank, f in failures.items() if rank not in self.ended_by_us]
         codes = {failure.exitcode for failure in causes}
         # What is wrong before the first step with a new host is that host's fault: it ends alone.
-        is_hopeless = bool(codes & HOPELESS) and not any(map(_has_trained, causes))
+        is_hopeless = bool(codes & HOPELESS) and not any(cause.has_trained for cause in causes)
         self.is_refused = self._is_late and is_hopeless
-        is_asked = self.is_elastic and bool(causes) and all(map(_is_asked_elsewhere, causes))
+        is_asked = self.is_elastic and {cause.is_asked_elsewhere for cause in causes} == {True}
         self._is_left = is_asked or (self._others_are_late and is_hopeless)
         is_first = self._remaining_restarts == worker_group.spec.max_restarts
         if self._is_left:
@@ -398,15 +398,3 @@ class FaultAgent(SimpleElasticAgent):
 
 def _ended_by(sent: signal.Signals) -> SignalException:
     return SignalException(f"process {os.getpid()} got {sent.name}", sigval=sent)
-
-
-def _has_trained(failure: RankFailure) -> bool:
-    return failure.fault is not None and failure.fault.step > 0
-
-
-def _is_asked_elsewhere(failure: RankFailure) -> bool:
-    """Whether a rank stopped because a rank of another host was asked to."""
-    fault = failure.fault
-    return (
-        failure.exitcode == PreemptedError.exit_code and fault is not None and fault.seen == ANOTHER
-    )

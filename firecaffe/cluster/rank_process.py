@@ -26,6 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firecaffe.cluster.handover import REPORT
 from firecaffe.cluster.secret import PROVE_S
+from firecaffe.errors import PreemptedError
 from firecaffe.faults import ANOTHER, Fault
 
 POLL_S = 1.0
@@ -164,6 +165,16 @@ class RankFailure(ProcessFailure):
         self.fault = Fault.parse(facts["fault"]) if "fault" in facts else None
         self.traceback = str(facts.get("traceback", ""))
         self.time_s = float(facts.get("time_s", self.timestamp))
+
+    @property
+    def has_trained(self) -> bool:
+        return self.fault is not None and self.fault.step > 0
+
+    @property
+    def is_asked_elsewhere(self) -> bool:
+        """Whether the rank stopped because a rank of another host was asked to."""
+        is_asked = self.exitcode == PreemptedError.exit_code
+        return is_asked and self.fault is not None and self.fault.seen == ANOTHER
 
     def is_for_another(self, rank: int) -> bool:
         """Whether this rank, `rank`, only ended because it had lost another one."""
