@@ -152,8 +152,9 @@ torch {torch}, commit {commit}. Two hosts have a core each, four have 45% of one
 second one from after 20 steps, with computing measured. Times are of one step, in ms, on the
 slowest rank. n is the number of runs; the median run is shown.
 
-An emulated link that was idle lets 25 kB pass at once, as no wire does. Layouts on two hosts send
-activations in shorter messages than that: at 100 Mbit/s they wait less than the forecast says.
+An emulated link that was idle lets some bytes pass at once, as no wire does: 6 kB at 100 Mbit/s
+between two hosts, 25 kB between four, whose processors have no time for shorter segments, and 49 kB
+at 1 Gbit/s.
 
 | network | hosts | link | setting | n | first | second | band | measured | runs | first | second |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |

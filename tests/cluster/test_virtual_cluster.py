@@ -144,7 +144,7 @@ def test_links_keep_their_rate_and_count_what_is_sent(cluster: Up) -> None:
 def test_conditions_are_the_kernels(cluster: Up) -> None:
     pair = cluster(2, RATE, congestion_control="reno", queue_bytes=200_000)
     said = pair.conditions()
-    assert (said["hosts"], said["rate_bits_per_s"], said["burst_bytes"]) == (2, RATE, 25_000)
+    assert (said["hosts"], said["rate_bits_per_s"], said["burst_bytes"]) == (2, RATE, 24_576)
     assert (said["congestion_control"], said["queue_bytes"]) == ("reno", 200_000)
     assert (said["processors"], said["kernel"]) == ("shared", os.uname().release)
     settings = ["tcp_congestion_control", "tcp_slow_start_after_idle", "tcp_no_metrics_save"]
@@ -152,7 +152,7 @@ def test_conditions_are_the_kernels(cluster: Up) -> None:
     host, switch = names_like(pair.namespaces[1])[1:]
     assert tool("ip", "netns", "exec", host, "cat", *paths) == "reno\n0\n1\n"
     for name, device in (host, "veth0"), (switch, "p0"), (switch, "p1"):
-        assert "rate 100Mbit burst 25000b" in tool("tc", "-n", name, "qdisc", "show", "dev", device)
+        assert "rate 100Mbit burst 24Kb" in tool("tc", "-n", name, "qdisc", "show", "dev", device)
 
 
 SPIN = """
@@ -178,6 +178,7 @@ def test_a_host_has_its_share_of_the_processors_and_no_more(cluster: Up) -> None
 
 def test_a_host_of_a_whole_processor_is_bound_to_it(cluster: Up) -> None:
     """Once it runs: the command waits for it, on that host."""
+    assert cluster(1, RATE, processors=1).conditions()["burst_bytes"] == 6_144
     bound = "os.environ['RANK'] != '0' or len(os.sched_getaffinity(0)) == 1 or os.sched_yield()"
     code = f"import os\nany({bound} for _ in range(10**7))\nprint(*os.sched_getaffinity(0))"
     printed = cluster(2, RATE, processors=[1, 0.4]).run([sys.executable, "-c", code])
