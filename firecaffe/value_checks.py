@@ -77,8 +77,9 @@ def check_limits(section: str, config: Any, limits: Mapping[str, Limits]) -> Non
         value = getattr(config, word)
         if not least <= value <= most:
             limit = f"{most:g}" if most < 100_000 else f"{most:,}"
-            wanted = f"at least {least:g}" if most == inf else f"{least:g} to {limit}"
-            raise RecipeError(f"{section}.{word} is {value}; it must be {(*described, wanted)[0]}")
+            plain = f"at least {least:g}" if most == inf else f"{least:g} to {limit}"
+            wanted = described[0] if described else plain
+            raise RecipeError(f"{section}.{word} is {value}; it must be {wanted}")
 
 
 def check_types(recipe: Any) -> None:

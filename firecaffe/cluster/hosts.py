@@ -334,7 +334,7 @@ def meet_launchers(
 
 def _store(hosts: Hosts) -> tuple[TCPStore, bool]:
     if hosts.is_one:
-        listener = listen(True, port=hosts.master_port)
+        listener = listen(one_host=True, port=hosts.master_port)
         return hold_store(listener, LOOPBACK, READ_S), True
     host, port = hosts.endpoint
     if wait_for_endpoint(hosts):
