@@ -132,12 +132,14 @@ def test_more_bandwidth_is_never_slower_and_no_exchange_outruns_its_bytes(
                 assert all(time_s >= at for time_s, at in zip(taken, least, strict=True))
 
 
-@pytest.mark.parametrize("algorithm", ["tree", "pipelined_tree", "halving_doubling"])
+@pytest.mark.parametrize("algorithm", ["tree", "pipelined_tree", "double_tree", "halving_doubling"])
 def test_a_vector_beyond_what_is_priced_takes_as_long_as_its_bytes(
     algorithm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, network = 2**25, Network(FLAT, 4)
+    monkeypatch.setattr(price, "MAX_SEGMENTED_ELEMENTS", size)
     exact_s = Prices(algorithm, network).seconds([size])
+    monkeypatch.setattr(price, "MAX_SEGMENTED_ELEMENTS", 2**23)
     monkeypatch.setattr(price, "MAX_ELEMENTS", 2**23)
     prices = Prices(algorithm, network)
     assert prices.seconds([size]) == pytest.approx(exact_s, rel=0.01)
