@@ -10,7 +10,8 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from typing import Any, Self
 
 import cloudpickle
 
-from firecaffe.errors import OwnCodeError, RecipeError
+from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
 from firecaffe.files import sha256_of
 
 REFERENCES = ("model.name", "data.name", "task.name", "solver.type")
@@ -145,6 +146,20 @@ def failed(what: str, error: Exception) -> OwnCodeError:
     """Return the error for user code that raised, to be raised from its error."""
     said = " ".join(str(error).split())
     return OwnCodeError(f"{what} raised {type(error).__name__}{said and ': '}{said:.300}")
+
+
+@contextmanager
+def failing_as(what: str) -> Iterator[None]:
+    """Name `what` in the errors of a block that calls user code; firecaffe's own pass as they are.
+
+    Raises: OwnCodeError.
+    """
+    try:
+        yield
+    except FirecaffeError:
+        raise
+    except Exception as error:
+        raise failed(what, error) from error
 
 
 def search_cwd() -> None:

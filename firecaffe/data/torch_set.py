@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, default_collat
 
 from firecaffe.data.dataset import Batch, fact_of, kind_of
 from firecaffe.data.hash import EVALUATION, Key, Stream, keyed, seed_by
-from firecaffe.errors import DataError, FirecaffeError, RecipeError
+from firecaffe.errors import DataError, RecipeError
 from firecaffe.generators import generators_kept
-from firecaffe.user_code import failed, packed, shown
+from firecaffe.user_code import failed, failing_as, packed, shown
 from firecaffe.value_checks import MAX_THREADS
 
 Collate = Callable[[list[Any]], Any]
@@ -92,13 +92,8 @@ class Items:
             ) from error
 
     def _item(self, key: Key) -> Any:
-        with keyed(Stream.ITEM, key):
-            try:
-                return self.dataset[key.sample]
-            except FirecaffeError:
-                raise
-            except Exception as error:
-                raise failed(f"{self.name}[{key.sample}]", error) from error
+        with keyed(Stream.ITEM, key), failing_as(f"{self.name}[{key.sample}]"):
+            return self.dataset[key.sample]
 
     def _collated(self, items: list[Any], samples: Sequence[int]) -> Batch:
         try:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
-from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
+from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.files import sha256_of
 from firecaffe.generators import generators_kept
 from firecaffe.meta_kernels import on_meta
@@ -32,7 +32,7 @@ from firecaffe.user_code import (
     caffe_file,
     call,
     check_trusted,
-    failed,
+    failing_as,
     find,
     is_reference,
     shown,
@@ -122,12 +122,8 @@ def check_made(what: str, made: Any) -> nn.Module:
 
 def made_by(model: Callable[[], Any]) -> nn.Module:
     """Call a user's function. Raises as `check_made`, or OwnCodeError for the function's errors."""
-    try:
+    with failing_as("model()"):
         made = model()
-    except FirecaffeError:
-        raise
-    except Exception as error:
-        raise failed("model()", error) from error
     return check_made("model()", made)
 
 

@@ -12,14 +12,7 @@ from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.sections import Recipe
-from firecaffe.synchrony.config import (
-    EVERY_STEP,
-    LOCAL,
-    MEASURED,
-    NO_LOCK,
-    SERVED,
-    SHARDED,
-)
+from firecaffe.synchrony.config import EVERY_STEP, LOCAL, MEASURED, NO_LOCK, SERVED, SHARDED
 from firecaffe.user_code import is_caffe, is_reference
 
 Facts = Mapping[str, Any]

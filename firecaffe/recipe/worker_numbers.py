@@ -1,7 +1,7 @@
 """The requirements of a recipe and its layout on the number of ranks, and on hosts that leave."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.exchange.choose import AUTO as AUTO_EXCHANGE
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK, ParallelConfig
-from firecaffe.recipe.fits import SIZES, raise_first
+from firecaffe.recipe.fits import SIZES, Fit, raise_first
 from firecaffe.recipe.refusals import OF_RANKS, check_together, is_refused
 from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.config import LOCAL, SynchronyConfig, learner_count_problem
@@ -132,12 +132,6 @@ class Workers:
     layout: RankLayout
 
 
-@dataclass(frozen=True)
-class WorkersFit:
-    words: tuple[str, ...]
-    problem: Callable[[Recipe, Workers], str]
-
-
 def _equal_samples(recipe: Recipe, workers: Workers) -> str:
     """With one weird trick, workers have equal numbers of micro-batches, or of encoded sums."""
     layout, level = workers.layout, recipe.exchange.level
@@ -236,14 +230,14 @@ def _schedule(recipe: Recipe, workers: Workers) -> str:
 
 
 WORKERS_FIT = (
-    WorkersFit(("parallel.scheme", "exchange.compressor_level", *SIZES), _equal_samples),
-    WorkersFit(("exchange.compressor_level", *SIZES), _enough_micro_batches),
-    WorkersFit(
+    Fit(("parallel.scheme", "exchange.compressor_level", *SIZES), _equal_samples),
+    Fit(("exchange.compressor_level", *SIZES), _enough_micro_batches),
+    Fit(
         ("synchrony.backup_workers", "synchrony.gradients_per_update", "synchrony.in_flight"),
         _enough_learners,
     ),
-    WorkersFit(("synchrony.replicas", "exchange.compressor_level"), _enough_replicas),
-    WorkersFit(("exchange.algorithm",), _schedule),
+    Fit(("synchrony.replicas", "exchange.compressor_level"), _enough_replicas),
+    Fit(("exchange.algorithm",), _schedule),
 )
 
 

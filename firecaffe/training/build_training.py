@@ -44,7 +44,7 @@ from firecaffe.training.data_workers import data_workers
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, about_of, open_parts
 from firecaffe.training.learner import Learner, build_learner, connect, make_steps
-from firecaffe.training.loop import Training, groups_of
+from firecaffe.training.loop import EvaluationGroups, Training
 from firecaffe.training.loop import train as run_training
 from firecaffe.training.modes.served.real_ranks import WorkerRank
 from firecaffe.training.modes.served.served_mode import Served, facts_of
@@ -215,7 +215,8 @@ def _train_in(
     run, reducers, choice = connect(
         run, learner, learner.mode.summed(), mesh.sharers, parts.comm_hook, resources
     )
-    chosen = learner.holding.split_layers
+    holding = learner.holding
+    chosen = holding.split_layers
     notes = setup_lines(run, data, learner, choice, world.device.type)
     said, refine = save_forecast(folder, run, data, world, parts, chosen)
     notes += said
@@ -232,7 +233,7 @@ def _train_in(
     for note in notes:
         records.say(note)
     say_where(world, run, places)
-    groups = groups_of(mesh, learner.holding)
+    groups = EvaluationGroups(world, holding.evaluators, mesh.column, holding.result_group)
     resumed = None if start.checkpoint is None else start.checkpoint.folder
     training = Training(run, groups, data, learner, steps, saver, folder, start.step, resumed)
     result = run_training(training, records)

@@ -16,13 +16,7 @@ from firecaffe.gradients.config import ALL, SHARDS
 from firecaffe.gradients.probe import Probe
 from firecaffe.gradients.shards import make_shards
 from firecaffe.inventory.network_state import check_state
-from firecaffe.parallel.config import (
-    LAYERS,
-    LAYERS_OF_OWN_SAMPLES,
-    STAGES,
-    WHOLE,
-    ParallelConfig,
-)
+from firecaffe.parallel.config import LAYERS, LAYERS_OF_OWN_SAMPLES, STAGES, WHOLE, ParallelConfig
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL, SERVED

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from firecaffe.cluster.agree import gather_bytes, gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.data import DataConfig, Dataset, eval_batches, num_samples
-from firecaffe.errors import FirecaffeError, RecipeError
+from firecaffe.errors import RecipeError
 from firecaffe.gradients.buffers import BufferSnapshot
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.tasks import Task
 from firecaffe.tasks.metric import Metric, Parts, State, add_batch, pack, unpack
 from firecaffe.training.forward import AUTOCAST, match_format, seed_random
-from firecaffe.user_code import failed
+from firecaffe.user_code import failed, failing_as
 
 EvalBatch = tuple[int, Any, Any]
 """The number of a batch, its inputs and its targets."""
@@ -111,7 +111,9 @@ def evaluate(
             if labels_L is not None:
                 targets = labels_L.to(targets.device)[targets]
             samples = num_samples(inputs, targets)
-            rows.append((number, samples, _loss(task, number, outputs, targets) * samples))
+            with failing_as(f"the loss of batch {number} of an evaluation: it"):
+                loss = float(task.loss(outputs, targets))
+            rows.append((number, samples, loss * samples))
             add_batch(parts, task.measured, number, outputs, targets)
             if task.classes is not None:
                 classes.update(task.classes(targets))
@@ -119,15 +121,6 @@ def evaluate(
         kept.put_back()
     stated = {"rows": rows, "classes": list(classes.items())}
     return _of_all(stated, parts, task, config.seed, result_group or world)
-
-
-def _loss(task: Task, number: int, outputs: Any, targets: Any) -> float:
-    try:
-        return float(task.loss(outputs, targets))
-    except FirecaffeError:
-        raise
-    except Exception as error:
-        raise failed(f"the loss of batch {number} of an evaluation: it", error) from error
 
 
 def _of_all(
@@ -164,12 +157,8 @@ def _outputs_of(
     model: nn.Module, config: TrainConfig, batches: Iterator[EvalBatch], _: Sequence[int]
 ) -> Iterator[tuple[EvalBatch, Any]]:
     for batch in batches:
-        try:
+        with failing_as(f"the network does not take test batch {batch[0]}: it"):
             outputs = model(match_format(batch[1], config))
-        except FirecaffeError:
-            raise
-        except Exception as error:
-            raise failed(f"the network does not take test batch {batch[0]}: it", error) from error
         yield batch, outputs
 
 

@@ -19,6 +19,7 @@ from firecaffe.caffe import caffemodel
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.text import as_text
 from firecaffe.caffe.trained import TrainedNet, deployed
+from firecaffe.cluster.agree import digest
 from firecaffe.errors import NotIdenticalError, RecipeError
 from firecaffe.files import atomic_replace, replace_together
 from firecaffe.models.extra_state import release_extra_state
@@ -66,14 +67,7 @@ def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) ->
     }
     with atomic_replace(path) as aside:
         save_tensors(weights, aside, {"format": "pt"})
-        read = load_file(aside)
-        same = read.keys() == weights.keys() and all(
-            torch.equal(read[name].view(torch.uint8), weight.view(torch.uint8))
-            if weight.ndim
-            else torch.equal(read[name], weight)
-            for name, weight in weights.items()
-        )
-        if not same:
+        if digest(sorted(load_file(aside).items())) != digest(sorted(weights.items())):
             raise NotIdenticalError(f"{path}: what was written is not the network's weights")
     return ExportedFile(path, f"{len(weights)} tensors, read again: the same bits")
 

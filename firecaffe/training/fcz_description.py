@@ -25,14 +25,7 @@ from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.recorded_recipe import recipe_from, untrusted
 from firecaffe.recipe.sections import Recipe
 from firecaffe.training.given_parts import NOTHING, About
-from firecaffe.user_code import (
-    CAFFE,
-    caffe_file,
-    is_caffe,
-    is_reference,
-    shown,
-    without_folder,
-)
+from firecaffe.user_code import CAFFE, caffe_file, is_caffe, is_reference, shown, without_folder
 
 if TYPE_CHECKING:
     from firecaffe.compression.fcz import FczFile

@@ -93,11 +93,9 @@ def _default_modes(device: torch.device) -> Iterator[None]:
         before.enter_context(torch.enable_grad())
         before.enter_context(_outside_autocast(device.type))
         library: Any = torch.backends.mkldnn
-        _keep(library, "enabled", before)
-        library.enabled = True
+        _set(library, "enabled", True, before)
         for operations in (library.matmul, library.conv, library.rnn):
-            _keep(operations, "fp32_precision", before)
-            operations.fp32_precision = "ieee"
+            _set(operations, "fp32_precision", "ieee", before)
         yield
 
 
@@ -130,8 +128,7 @@ def _deterministic() -> Iterator[None]:
     )
     with ExitStack() as before:
         for holder, name in wanted:
-            _keep(holder, name, before)
-            setattr(holder, name, False)
+            _set(holder, name, False, before)
         before.callback(
             torch.use_deterministic_algorithms,
             torch.are_deterministic_algorithms_enabled(),
@@ -141,12 +138,13 @@ def _deterministic() -> Iterator[None]:
         yield
 
 
-def _keep(holder: Any, name: str, before: ExitStack) -> None:
+def _set(holder: Any, name: str, value: object, before: ExitStack) -> None:
     try:
         before.callback(setattr, holder, name, getattr(holder, name))
     except RuntimeError:  # TF32 was set by its newer name, and cannot be read by the older one
         for part in (holder.conv, holder.rnn) if holder is torch.backends.cudnn else (holder,):
             before.callback(setattr, part, "fp32_precision", part.fp32_precision)
+    setattr(holder, name, value)
 
 
 def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> float:

@@ -13,15 +13,7 @@ import torch
 from msgspec import Meta
 from torch import nn
 
-from firecaffe.data import (
-    Data,
-    DataParts,
-    Dataset,
-    divide,
-    is_images,
-    num_classes,
-    open_data,
-)
+from firecaffe.data import Data, DataParts, Dataset, divide, is_images, num_classes, open_data
 from firecaffe.data.batches import output_shape
 from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Layout, TensorLayout, layout_of

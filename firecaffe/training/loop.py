@@ -17,11 +17,9 @@ from firecaffe.training.best import Best, evaluate_best
 from firecaffe.training.checkpoint import BEST, GOOD, Checkpoint, checkpoint_name
 from firecaffe.training.divergence import explained
 from firecaffe.training.evaluation import Evaluation, evaluate
-from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.learner import Learner
 from firecaffe.training.modes.mode import PendingStep, Steps
 from firecaffe.training.outcome import Votes
-from firecaffe.training.parallel.mesh import Mesh
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, facts_of_ranks, share
 from firecaffe.training.saver import PATIENCE_S, Saver
@@ -40,10 +38,6 @@ class EvaluationGroups:
     """The ranks that share out the micro-batches for its BatchNorm statistics."""
     result_group: Group
     """The ranks that exchange the results of an evaluation."""
-
-
-def groups_of(mesh: Mesh, holding: Holding) -> EvaluationGroups:
-    return EvaluationGroups(mesh.world, holding.evaluators, mesh.column, holding.result_group)
 
 
 @dataclass(frozen=True)
@@ -157,7 +151,7 @@ class _Loop:
         self._sums.add_time(done, time.perf_counter() - start)
         if done < run.steps and votes.stop:
             reason = self._stop.reason  # read before others may be asked to end
-            t.saver.finish_together(t.world)
+            t.saver.finish(t.world)
             raise stopped(reason, done, t.folder)
 
     def _vote(self) -> Votes:
@@ -185,7 +179,7 @@ class _Loop:
         """Read the outcomes of the queued steps, except the last `left`."""
         t, votes = self.t, Votes()
         while len(self._queued) > left:
-            result = self._queued.popleft().read(self._look)
+            result = self._queued.popleft().read(t.world.watch.check)
             done = result.timings.step
             t.state.losses.add(result.loss)
             self._sums.add(result)
@@ -196,9 +190,6 @@ class _Loop:
             _check_rise(t, done)
             votes = Votes(votes.stop or result.votes.stop, votes.save or result.votes.save)
         return votes
-
-    def _look(self) -> None:
-        self.t.world.watch.check()
 
     def end(self) -> Result:
         t, recipe, last, records = self.t, self.t.run.recipe, self._last, self._records
@@ -216,7 +207,7 @@ class _Loop:
             if stopped_early:
                 records.say(t.best.stall_message(last))
             test = _evaluate(t, t.data.test, "test", last, records)
-            t.saver.finish_together(t.world)
+            t.saver.finish(t.world)
             test_of_best = None
             if stopped_early and t.best.step < last and t.best.checkpoint:
                 if t.steps.ranks.have_weights:

@@ -112,13 +112,9 @@ class Losses:
     """The digest of all losses so far; empty before the first."""
 
     def add(self, loss: float) -> None:
-        self.history = extend_history(self.history, loss)
-
-
-def extend_history(history: str, loss: float) -> str:
-    """Return the SHA-256 of the previous digest and the loss's exact value."""
-    exact = loss.hex() if math.isfinite(loss) else repr(loss)
-    return hashlib.sha256(f"{history} {exact}".encode()).hexdigest()
+        """Digest the digest so far and the loss's exact value."""
+        exact = loss.hex() if math.isfinite(loss) else repr(loss)
+        self.history = hashlib.sha256(f"{self.history} {exact}".encode()).hexdigest()
 
 
 class Wholes(Protocol):

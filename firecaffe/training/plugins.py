@@ -16,7 +16,7 @@ from firecaffe.cluster.world import World
 from firecaffe.data.batches import TrainBatches
 from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
 from firecaffe.training.saver import Write
-from firecaffe.user_code import failed, search_cwd, shown
+from firecaffe.user_code import failing_as, search_cwd, shown
 
 VARIABLE = "FIRECAFFE_PLUGINS"
 
@@ -109,9 +109,5 @@ def _returned(plugin: Plugin, hook: str, *arguments: Any) -> Any:
 
 
 def _call(plugin: Plugin, hook: str, *arguments: Any) -> Any:
-    try:
+    with failing_as(f"plugin {_name(plugin)}: {hook}"):
         return getattr(plugin, hook)(*arguments)
-    except FirecaffeError:
-        raise
-    except Exception as error:
-        raise failed(f"plugin {_name(plugin)}: {hook}", error) from error

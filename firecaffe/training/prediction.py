@@ -26,7 +26,7 @@ from firecaffe.data.image_folder import (
     notes_of,
     read_image_file,
 )
-from firecaffe.errors import DataError, FirecaffeError, RecipeError
+from firecaffe.errors import DataError, RecipeError
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import replaced
@@ -35,7 +35,7 @@ from firecaffe.tasks.outputs import prediction_of
 from firecaffe.training.evaluation import autocast
 from firecaffe.training.forward import match_format, seed_random
 from firecaffe.training.given_parts import About
-from firecaffe.user_code import failed, is_caffe
+from firecaffe.user_code import failing_as, is_caffe
 
 GRAY = (19595, 38470, 7471)
 """Weights of red, green and blue in gray, per 65536. Source: ITU-R BT.601, as Pillow rounds it."""
@@ -279,13 +279,9 @@ def predictions(
     read = READERS.get(meaning(recipe.task.name), _values)
     for number, (names, inputs) in enumerate(batches):
         seed_random(recipe.train.seed, "evaluation", number)
-        try:
+        some = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        with failing_as(f"the network does not take {some}: it"):
             outputs = outputs_of(model, inputs, recipe.train, device)
-        except FirecaffeError:
-            raise
-        except Exception as error:
-            some = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-            raise failed(f"the network does not take {some}: it", error) from error
         yield from map(read, names, outputs.float().cpu())
 
 

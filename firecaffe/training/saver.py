@@ -160,14 +160,14 @@ class Saver:
                 self._warn(f"waits for the disk, {rounds * ROUND_S:.0f} s: a checkpoint is written")
         return True
 
-    def finish_together(self, world: Group) -> None:
+    def finish(self, world: Group) -> None:
         """Wait on all ranks until rank 0 has the last checkpoint on the disk.
 
         If one rank exited earlier, the launcher would end the others. Raises: CheckpointError, on
         all ranks, if it was not saved; RunError as `wait`.
         """
         self.wait(world)
-        error = self._last.result() if self._last is not None else None
+        error = None if self._last is None else self._last.result()
         said = broadcast_text(world, "" if error is None else str(error))
         if said:
             unsaved = CheckpointError(said)
@@ -183,13 +183,6 @@ class Saver:
                 remove_old(self._folder, self._keep_last)
             except OSError as error:
                 self._warn(f"warning: the best checkpoint could not be marked: {error}")
-
-    def finish(self) -> None:
-        """Wait until the last checkpoint is on the disk. Raises: CheckpointError if it is not."""
-        self._wait(None)
-        error = self._last.result() if self._last is not None else None
-        if error is not None:
-            raise error
 
     def close(self) -> None:
         self._thread.shutdown()

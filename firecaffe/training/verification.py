@@ -10,7 +10,7 @@ so the bits have to be the same.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -38,7 +38,7 @@ from firecaffe.training.checkpoint import (
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, open_parts
 from firecaffe.training.learner import Learner, build_learner, connect, make_steps
-from firecaffe.training.modes.mode import PendingStep, Steps
+from firecaffe.training.modes.mode import Mode, PendingStep
 from firecaffe.training.modes.served.served_mode import leaves_of
 from firecaffe.training.modes.served.server_steps import keep_lines
 from firecaffe.training.parallel.mesh import make_mesh
@@ -47,32 +47,29 @@ from firecaffe.training.shared_facts import describe_training
 from firecaffe.training.state import WEIGHTS, State, state_digest
 
 
+@dataclass
 class Again:
     """A run that is trained again, step by step."""
 
-    def __init__(self, run: Run, learner: Learner, steps: Steps, log: LogReader | None) -> None:
-        self.run, self.learner = run, learner
-        self._stepper, self._log = steps.stepper, log
-        # the number of steps that are done
-        self.done = 0
+    run: Run
+    learner: Learner
+    stepper: Mode
+    log: LogReader | None
+    done: int = 0
+    """The number of steps that are done."""
 
     @property
     def state(self) -> State:
         return self.learner.state
 
-    def evaluating(self) -> AbstractContextManager[None]:
-        """Put the weights that evaluations use in place, for a `with` block."""
-        return self.learner.update.evaluating()
+    @property
+    def digests(self) -> "Digests":
+        return Digests(self.done, self.state.compare_weights()[0], self.state.sha256())
 
     @property
     def updates(self) -> int:
         """The number of a server's updates so far; 0 without a server."""
-        return 0 if self._log is None else self._log.version
-
-    @property
-    def lines(self) -> int:
-        """The number of lines of the log so far; 0 without a server."""
-        return 0 if self._log is None else self._log.number
+        return 0 if self.log is None else self.log.version
 
     def advance(self) -> dict[int, float]:
         """Train a step, or several until replicas are averaged. Returns each step's loss, from 1.
@@ -82,7 +79,7 @@ class Again:
         run = self.run
         outcomes: dict[int, PendingStep] = {}
         while not outcomes or not run.rounds.is_whole(self.done):
-            outcome = self._stepper.run(self.done, run.learning_rate(self.done))
+            outcome = self.stepper.run(self.done, run.learning_rate(self.done))
             self.done += 1
             outcomes[self.done] = outcome
         losses = {step: outcome.read().loss for step, outcome in outcomes.items()}
@@ -131,7 +128,7 @@ def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts)
             resources=resources,
             source=log,
         )
-        yield Again(run, learner, steps, log)
+        yield Again(run, learner, steps.stepper, log)
 
 
 @dataclass(frozen=True)
@@ -184,15 +181,16 @@ def replay(
     with train_again(folder, recipe, world, parts or Parts()) as again:
         while again.done < last:
             again.advance()
-        state = again.state
-        computed = Digests(last, state.compare_weights()[0], state.sha256())
-        recorded = (
-            digests_of_result(folder) if checkpoint is None else _of_checkpoint(checkpoint, state)
-        )
+        computed = again.digests
+        if checkpoint is None:
+            recorded = digests_of_result(folder)
+        else:
+            recorded = _of_checkpoint(checkpoint, again.state)
         if to is not None:
             about = Checkpoint(last, dict(again.run.deciding), again.learner.probe.digest)
             _keep(to, again, about)
-            keep_lines(folder / EVENTS, to / EVENTS, again.lines)
+            assert again.log is not None
+            keep_lines(folder / EVENTS, to / EVENTS, again.log.number)
     return Replayed(recorded, computed, again.updates)
 
 
@@ -219,12 +217,12 @@ def _of_checkpoint(checkpoint: Checkpoint, state: State) -> Digests:
 
 def _keep(folder: Path, again: Again, about: Checkpoint) -> None:
     learner = again.learner
-    with again.evaluating():
+    with learner.update.evaluating():
         learner.norms.estimate(learner.state.world, about.step)
     (folder / "checkpoints").mkdir(parents=True)
     with closing(Saver(folder / "checkpoints", 0)) as saver:
         saver.save(about, learner.state)
-        saver.finish()
+        saver.finish(learner.state.world)
 
 
 FACTS = ("cpu", "cpu_capability", "gpus", "torch", "cuda", "source")
@@ -332,11 +330,9 @@ def _compare_tensors(folder: Path, again: Again, theirs: dict[str, str], where: 
 
 
 def _compare_result(folder: Path, again: Again) -> None:
-    theirs = digests_of_result(folder)
-    ours = again.state.compare_weights()[0], again.state.sha256()
-    for what, our, their in zip(
-        ("weights", "state"), ours, (theirs.weights, theirs.state), strict=True
-    ):
+    theirs, ours = digests_of_result(folder), again.digests
+    for what in ("weights", "state"):
+        their, our = getattr(theirs, what), getattr(ours, what)
         if our != their:
             text = f"{what} {their[:12]} in result.json, {our[:12]} here"
             _raise_at(folder, f"at its end, after step {again.done}: {text}")

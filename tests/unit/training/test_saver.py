@@ -54,7 +54,7 @@ def test_the_state_may_change_while_it_is_written_and_ranks_wait_a_while(tmp_pat
     assert saver.is_writing
     assert not saver.wait(ALONE, 0)
     may_write.set()
-    saver.finish_together(ALONE)
+    saver.finish(ALONE)
     assert saver.wait(ALONE, 0)
     assert torch.equal(saved(tmp_path)["w"], torch.arange(6.0).reshape(2, 3))
     assert (saver.costs.saved, saver.costs.failed) == (1, 0)
@@ -73,7 +73,7 @@ def test_each_checkpoint_has_its_own_state_as_it_is_seen(tmp_path: Path) -> None
     for step in range(1, 6):
         extra = {"late": torch.full((step,), float(step))} if step > 2 else {}
         save(saver, step, w=torch.full((1000,), float(step)), **seen, **extra)
-    saver.finish()
+    saver.finish(ALONE)
     for step in range(1, 6):
         tensors = saved(tmp_path / f"step-{step:08d}")
         assert torch.equal(tensors["w"], torch.full((1000,), float(step)))
@@ -93,7 +93,7 @@ def test_a_full_disk_is_told_once_and_the_next_one_is_saved(tmp_path: Path) -> N
     saver = Saver(tmp_path, 0, write, said.append)
     for step in (1, 2, 3):
         save(saver, step, w=torch.zeros(3))
-    saver.finish()
+    saver.finish(ALONE)
     assert len(said) == 1
     assert said[0].startswith("warning: checkpoint of step 2 not saved: No space left on device")
     assert steps_in(tmp_path) == [1, 3]
@@ -102,7 +102,7 @@ def test_a_full_disk_is_told_once_and_the_next_one_is_saved(tmp_path: Path) -> N
     saver = Saver(tmp_path / "file", 3)  # in the folder's place
     save(saver, 1, w=torch.zeros(3))
     with pytest.raises(CheckpointError, match="checkpoint of step 1 not saved"):
-        saver.finish()
+        saver.finish(ALONE)
 
 
 def test_a_plugin_that_ends_the_thread_is_told(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_plugin_that_ends_the_thread_is_told(tmp_path: Path) -> None:
     saver = Saver(tmp_path, 0, write, said.append)
     save(saver, 1, w=torch.zeros(3))
     with pytest.raises(CheckpointError, match="no place to copy it to"):
-        saver.finish()
+        saver.finish(ALONE)
     assert (len(said), saver.costs.failed) == (1, 1)
 
 
@@ -125,12 +125,12 @@ def test_old_ones_go_only_after_a_new_one_is_there(tmp_path: Path) -> None:
     saver = Saver(tmp_path, 2)
     for step in (1, 2, 3, 4):
         save(saver, step, w=torch.zeros(3))
-    saver.finish()
+    saver.finish(ALONE)
     assert steps_in(tmp_path) == [3, 4]
     saver = Saver(tmp_path, 2, refuse)
     save(saver, 5, w=torch.zeros(3))
     with pytest.raises(CheckpointError):
-        saver.finish()
+        saver.finish(ALONE)
     assert steps_in(tmp_path) == [3, 4]
 
 
@@ -157,16 +157,16 @@ def test_what_is_held_in_parts_has_its_own_file(tmp_path: Path, monkeypatch: Pat
     state = State(ALONE, {"buffer": weights, "memory": memory})
     saver = Saver(tmp_path, 0)
     saver.save(Checkpoint(1, {}, "p"), state)
-    saver.finish()
+    saver.finish(ALONE)
     memory.tensors["a"] = torch.ones(100_000)
     with monkeypatch.context() as full:
         full.setattr(tensor_file, "create_empty", lambda _: Path("/dev/full"))
         saver.save(Checkpoint(2, {}, "p"), state)
     with pytest.raises(CheckpointError, match=r"step 2 not saved: .*No space left"):
-        saver.finish()
+        saver.finish(ALONE)
     memory.tensors["a"] = torch.zeros(3)
     saver.save(Checkpoint(3, {}, "p"), state)
-    saver.finish()
+    saver.finish(ALONE)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["latest", "step-00000001", "step-00000003"]
     for step, expected in ((1, torch.tensor([[0.0, 2.0], [1.0, 3.0]])), (3, torch.zeros(3))):
@@ -185,7 +185,7 @@ def test_a_folder_that_is_gone_ends_the_run_and_is_not_made_again(tmp_path: Path
     saver = Saver(run / "checkpoints", 0, warn=said.append)
     shutil.rmtree(run)
     save(saver, 1, w=torch.ones(3))
-    for ask in (saver.wait, saver.finish_together):
+    for ask in (saver.wait, saver.finish):
         with pytest.raises(RunError, match="is gone"):
             ask(ALONE)
     assert not run.exists()

@@ -19,7 +19,7 @@ from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Leaves
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from firecaffe.training.divergence import LossRise
-from firecaffe.training.piece import extend_history
+from firecaffe.training.piece import Losses
 from firecaffe.training.state import State
 from firecaffe.training.tensor_file import InMemory
 from firecaffe.transport.collect import HeldPart
@@ -267,10 +267,10 @@ def test_numbers_that_are_none(word: str, damage: dict[str, Any], said: str) -> 
 
 
 def chain(*losses: float) -> str:
-    history = ""
+    chained = Losses()
     for loss in losses:
-        history = extend_history(history, loss)
-    return history
+        chained.add(loss)
+    return chained.history
 
 
 def test_history_is_a_chain_that_tells_losses_apart_to_the_last_bit() -> None:
