@@ -91,7 +91,6 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         (on("validation_set"), on("data.hold_out")),
         "each gives the samples for validation",
-        "leave one of them out",
     ),
     Refusal(
         (any_of(on("data.hold_out"), on("data.balance")), is_("data.order", "shards")),
@@ -248,7 +247,6 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         (on("parallel.stages"), is_("parallel.scheme", AUTO)),
         "auto chooses which workers hold one model",
-        "leave one of them out",
     ),
     Refusal(
         (is_("parallel.scheme", AUTO), off("parallel.parts")),

@@ -100,14 +100,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
             for k, t in checkpoint.tensors.items()
         }
         save_tensors(tensors, aside / STATE)
-        meta = {
-            "step": checkpoint.step,
-            "identity": checkpoint.identity,
-            "probe": checkpoint.probe,
-            "history": checkpoint.history,
-            "doubts": checkpoint.doubts,
-            **checkpoint.numbers,
-        }
+        meta = {word: getattr(checkpoint, word) for word in WORDS} | checkpoint.numbers
         (aside / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
         files = [STATE, META]
         for piece, path in checkpoint.piece_files.items():
@@ -208,11 +201,6 @@ def good_checkpoint(folder: Path, resumed: Path | None = None) -> str:
     marked = (_named_by(one / GOOD) for one in folders)
     good = next((path for path in marked if path is not None and path.is_dir()), None)
     return str(good or next(iter(_by_step(folder)), resumed) or "")
-
-
-def list_checkpoints(folder: Path) -> list[str]:
-    """List the names of the checkpoints in a folder, whole or not, the newest first."""
-    return [path.name for path in _by_step(folder)]
 
 
 def _by_step(folder: Path) -> list[Path]:

@@ -198,23 +198,10 @@ def setup_lines(
 
 
 def notes_of(
-    run: Run,
-    data: Data,
-    learner: Learner,
-    start: Start,
-    plugins: Sequence[Plugin],
+    run: Run, data: Data, learner: Learner, start: Start, plugins: Sequence[Plugin]
 ) -> list[str]:
-    said = [*data.notes, *_notes(run), *start.notes]
-    said += decay_notes(learner.update.applier.optimizer, run.recipe.solver)
-    said += [f"plug-in: {name}" for name in plugin_names(plugins)]
-    said += learner.findings.notes(run.recipe.model)
-    said += [constraint.line for constraint in learner.update.applier.constraints]
-    return said + [f"warning: {doubt}" for doubt in learner.doubts]
-
-
-def _notes(run: Run) -> list[str]:
-    recipe = run.recipe
-    notes = rate_notes(recipe.solver, recipe.train.global_batch_size, run.steps)
+    recipe, applier = run.recipe, learner.update.applier
+    notes = [*data.notes, *rate_notes(recipe.solver, recipe.train.global_batch_size, run.steps)]
     notes += prune_notes(recipe.prune, run.steps)
     notes += idle_settings(recipe).values()
     if recipe.train.ema_decay:
@@ -223,7 +210,11 @@ def _notes(run: Run) -> list[str]:
         )
     if recipe.run.tuned and not tuned_by(recipe):
         notes.append("run.tuned is left out: its search has ended in another recipe")
-    return notes
+    notes += [*start.notes, *decay_notes(applier.optimizer, recipe.solver)]
+    notes += [f"plug-in: {name}" for name in plugin_names(plugins)]
+    notes += learner.findings.notes(recipe.model)
+    notes += [constraint.line for constraint in applier.constraints]
+    return notes + [f"warning: {doubt}" for doubt in learner.doubts]
 
 
 def say_where(world: World, run: Run, places: Places) -> None:
