@@ -189,13 +189,7 @@ def build_learner(
     norms = Norms(holding, batches, samples) if samples else TrainedNorms()
     noise = make_noise_meter(run, update, mode)
     pieces = holding.pieces() | update.pieces() | mode.pieces() | norms.pieces()
-    numbers: dict[str, Numbers] = {
-        "scaler": ScalerNumbers(holding.forward.scaler),
-        "scalars": update.numbers(),
-        "best": best,
-        "noise": noise,
-        **mode.numbers(),
-    }
+    numbers = _numbers(holding, update) | {"best": best, "noise": noise} | mode.numbers()
     state = State(world, pieces, numbers)
     first_weights = file.read_into(state, outline)
     doubts += _begin(run, update, state, checkpoint)
@@ -230,6 +224,10 @@ def _doubts_of_network(inventory: Inventory | None, probe: Probe) -> list[str]:
     if not probe.repeats and (inventory is None or inventory.repeats):
         doubts.append(OTHER_GRADIENTS)
     return doubts
+
+
+def _numbers(holding: Holding, update: EveryRank) -> dict[str, Numbers]:
+    return {"scaler": ScalerNumbers(holding.forward.scaler), "scalars": update.numbers()}
 
 
 def _probe(
