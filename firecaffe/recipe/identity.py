@@ -36,9 +36,8 @@ _FREE_WORDS = (
 def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     """Return the settings that decide bits, by dotted name. A run is only resumed with equal ones.
 
-    They leave out workers, buckets, exchange, checkpoints and paths. They include a compressor.
-    They include the planned steps if these decide the rate, or which workers of a server wait at
-    the end, or when replicas are averaged.
+    Workers, exchange, checkpoints and paths are none. A compressor is one, as is the number of
+    steps if the rate, the last workers of a server, or the averages of replicas depend on it.
     """
     sections = ("model", "data", "train", "solver", "task")
     settings = {

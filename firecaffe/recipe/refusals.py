@@ -1,8 +1,7 @@
 """The table of refusals: which settings of a recipe cannot be combined, and why; a row per reason.
 
-The check, `firecaffe help`, the reference, the layouts of `auto` and the search of `tune` use it,
-and a test makes an example of each row. Checks of single settings are next to their Config, and
-those of numbers that have to fit each other in `fits`.
+Each row is an example in a test. Checks of single settings are next to their Config, and those of
+numbers that have to fit each other in `fits`.
 """
 
 from collections.abc import Iterable, Iterator

@@ -55,7 +55,6 @@ class Run:
 
     @property
     def num_leaves(self) -> int:
-        """Leaves of the tree over all workers: a step's micro-batches, or the replicas."""
         return self.recipe.leaves.number
 
     @cached_property
@@ -156,10 +155,7 @@ class Run:
 def resolve(
     recipe: CheckedRecipe, data: Data, ranks: Ranks, *, described: str, hook: str = ""
 ) -> Run:
-    """Resolve a checked recipe. `described` is a text that identifies the training data.
-
-    Raises: RecipeError if a step has too many samples, or numbers do not fit the data.
-    """
+    """Resolve a recipe. described: what identifies the training data. Raises: RecipeError."""
     steps = total_steps(recipe, data)
     if steps > MAX_STEPS:
         raise RecipeError(

@@ -118,10 +118,7 @@ def shipped() -> list[str]:
 
 
 def recipe_path(name_or_path: str | Path) -> Path:
-    """Return the file of a recipe, given its path or the name of a shipped recipe.
-
-    Raises: RecipeError if it is neither a path nor a known name.
-    """
+    """Return the file of a recipe: its path, or that of a shipped name. Raises: RecipeError."""
     path = Path(name_or_path)
     if len(path.parts) != 1 or path.suffix or path.is_file():
         return path

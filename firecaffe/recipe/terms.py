@@ -134,7 +134,6 @@ class AllOf:
         return all(condition.holds(facts) for condition in self.conditions)
 
     def missed(self, facts: Facts) -> Term | AnyOf:
-        """Return the first condition that does not hold."""
         return next(condition for condition in self.conditions if not condition.holds(facts))
 
 

@@ -115,10 +115,7 @@ def evaluate_best(
     test: Callable[[], Evaluation],
     say: Callable[[str], None],
 ) -> Evaluation | None:
-    """Test the best weights on the test samples. All ranks call it. test: evaluates the network.
-
-    Returns None if the checkpoint of these weights is not kept, or is damaged (with a warning).
-    """
+    """Test the best weights. All ranks call it. None, and a warning, if no checkpoint has them."""
     if not best.checkpoint:
         return None
     try:
@@ -138,10 +135,7 @@ def evaluate_best(
 
 @contextmanager
 def in_place(state: State, checkpoint: Checkpoint) -> Iterator[None]:
-    """Put a checkpoint's weights into the network for a `with` block, then restore the same bits.
-
-    All ranks enter it. Raises: CheckpointError if the weights do not fit.
-    """
+    """Use a checkpoint's weights in a `with` block. All ranks enter it. Raises: CheckpointError."""
     pieces = {name: state.pieces[name] for name in EVALUATED if name in state.pieces}
     live = [t for piece in pieces.values() for part in piece.parts().values() for t in part.tensors]
     clones = [tensor.clone() for tensor in live]

@@ -1,7 +1,6 @@
 """Build a training from a recipe and a world, run it, and write its result.json.
 
-Or join a run in progress as a worker, and compute gradients for its server until the end. Such a
-worker is not a rank of a process group. Like a rank, it builds network and data from the recipe. It
+Or join a run in progress as a worker of its server. Such a worker is no rank of a process group; it
 exchanges weights and gradients with the server over its own lanes.
 """
 
@@ -77,12 +76,10 @@ def save_forecast(
     parts: Parts,
     chosen: Mapping[str, str] | None,
 ) -> tuple[list[str], Use | None]:
-    """Write the planner's forecast on rank 0; return lines about it, and a function to refine it.
+    """Write the planner's forecast on rank 0. Returns lines about it, and what refines it, if any.
 
-    chosen: the split layers.
-
-    Makes none if a hook sums the gradients, or for a network given as a Python object, which may be
-    the very one that is trained. Raises: RecipeError if the recipe's cluster is invalid.
+    None is made if a hook sums the gradients, or for a network given as a Python object: it may be
+    the very one that is trained. chosen: the split layers. Raises: RecipeError.
     """
     if not world.is_first or parts.model is not None or run.route.way == HOOK:
         return [], None
@@ -138,10 +135,7 @@ def train_parts(
     own_plugins: Sequence[Plugin],
     has_ranks_checked: bool = False,
 ) -> Result:
-    """Train on this rank as `firecaffe.train` does, with arguments that are checked.
-
-    has_ranks_checked: whether a launcher checked every possible world size.
-    """
+    """Train on this rank as `firecaffe.train` does. has_ranks_checked: whether a launcher did."""
     plugins = (*load_plugins(), *own_plugins)
     if parts.model is not None:
         name = f"own {getattr(parts.model, '__qualname__', type(parts.model).__qualname__)}"

@@ -1,19 +1,16 @@
 """Checkpoints: the whole state of a training, for any number of workers.
 
     checkpoints/step-00000100/state.safetensors       parameters, buffers, optimizer state
-    checkpoints/step-00000100/compressor.safetensors  a compressor's memory, by node or learner;
-                                                      one for each fragment
+    checkpoints/step-00000100/compressor.safetensors  a compressor's memory; one for each fragment
     checkpoints/step-00000100/meta.json               step, recipe identity, numbers
     checkpoints/step-00000100/SHA256SUMS              `sha256sum -c` checks it
     checkpoints/latest                                the name of the newest whole one
     checkpoints/best                                  the name of the best, if one is kept
-    checkpoints/good                                  the name of the one with the lowest loss, in
-                                                      modes of synchrony that may diverge slowly
+    checkpoints/good                                  that of the lowest loss, in some modes
 
-A checkpoint is written under another name, synced, digested and renamed. Only then does `latest`
-name it. It holds nothing that belongs to a worker: no generator state (random numbers are keyed),
-no sampler state (the order is a function of the step). Nothing is ever unpickled. `training.state`
-explains which tensors are in which file, and who holds them.
+A checkpoint is written under another name, synced, digested and renamed; only then does `latest`
+name it. Nothing in it belongs to a worker: random numbers are keyed, and the order of samples is a
+function of the step. Nothing is ever unpickled. `training.state` says which file has which tensors.
 """
 
 import json
@@ -194,8 +191,7 @@ def has_checkpoints(where: Path) -> bool:
 def good_checkpoint(folder: Path, resumed: Path | None = None) -> str:
     """Return the path of the checkpoint marked good, or of the newest; empty if there is none.
 
-    `resumed`: the checkpoint from which the run of the folder continues. It counts, too, as does
-    the one marked good beside it.
+    resumed: where the run began. It counts, too, as does the one marked good beside it.
     """
     folders = [folder] if resumed is None else [folder, resumed.parent]
     marked = (_named_by(one / GOOD) for one in folders)

@@ -226,10 +226,8 @@ def check_outputs(
 ) -> None:
     """Run one sample in evaluation, and an epoch's shortest micro-batch (1 or 2) in training.
 
-    is_own: whether the loss or the task was given to `firecaffe.train`. outputs_of: returns the
-    network's outputs, or None if another rank has them; by default it calls the network. Raises:
-    RecipeError if the network or the task cannot use the samples, for example if a BatchNorm cannot
-    be computed over one sample.
+    is_own: whether `firecaffe.train` was given the loss or the task. outputs_of: returns the
+    network's outputs, or None if another rank has them. Raises: RecipeError.
     """
     model, config, dataset = forward.model, recipe.train, batches.dataset
     outputs_of = outputs_of or model
@@ -310,11 +308,10 @@ def preflight(
     is_new: bool = True,
     hosts: tuple[int, int] = (1, 1),
 ) -> None:
-    """Check all that can be known before any rank is started.
+    """Check all that can be known before any rank is started. Raises: as the training would.
 
     per_host: ranks on each host. is_new: false if this host may join a run that is already running.
-    hosts: the fewest and the most hosts of the run. Raises: the FirecaffeError that the training
-    would raise.
+    hosts: the fewest and the most hosts of the run.
     """
     on_gpus = recipe.train.device != "cpu" and torch.cuda.is_available()
     layout = check_hosts(recipe, per_host, *hosts, on_gpus=on_gpus)
@@ -339,10 +336,7 @@ def preflight(
 
 
 def preflight_given(recipe: CheckedRecipe, parts: Parts, workers: int, resume: Path | None) -> None:
-    """Check what can be known of parts given in Python before `workers` ranks are started.
-
-    Raises: the FirecaffeError that the training would raise.
-    """
+    """Check parts given in Python before ranks are started. Raises: as the training would."""
     on_gpus = recipe.train.device != "cpu" and torch.cuda.is_available()
     check_hosts(recipe, workers, 1, 1, on_gpus=on_gpus)
     open_parts(recipe, parts)

@@ -68,8 +68,6 @@ def make_unsplit(run: Run, parts: Parts, data: Data, world: World) -> UnsplitNet
 
 @dataclass(frozen=True)
 class Making:
-    """The parts from which a holding is made."""
-
     unsplit: UnsplitNetwork
     run: Run
     task: Task

@@ -1,8 +1,7 @@
 """Constraints on a training's weights: pruned ones stay zero, and shared ones have few values.
 
 A constraint changes gradients before an update and weights after it, as a function of weights,
-summed gradients and the step. It acts on whole layers, however ranks hold them (`Wholes`), so the
-number of workers changes no bit, and packages below the training know nothing of constraints.
+summed gradients and the step. It acts on whole layers (`Wholes`), however many workers hold them.
 
 A shared value's gradient is the sum, or the mean, of its weights' gradients. Each of these weights
 receives it, so an element-wise solver updates them all as it would update the value: with one
@@ -298,10 +297,7 @@ class Constraint(Protocol):
         """
 
     def before_update(self, step: int) -> None:
-        """Change gradients and weights before the solver's update in step `step`, counted from 0.
-
-        The gradients are already summed and clipped.
-        """
+        """Change weights and gradients (summed and clipped) before the update of `step`, from 0."""
 
     def after_update(self, step: int) -> None: ...
 
@@ -320,10 +316,9 @@ def make_constraints(
     own: Mapping[str, nn.Parameter],
     wholes: Wholes,
 ) -> list[Constraint]:
-    """Return a recipe's constraints, in the order in which they act.
+    """Return a recipe's constraints, in their order. Raises: as `check_constraints`.
 
-    own: the network's parameters that this rank updates, or parts of them. Raises: RecipeError,
-    with the layer's name, if they cannot be constrained as asked.
+    own: the network's parameters that this rank updates, or parts of them.
     """
     constraints: list[Constraint] = []
     if recipe.prune.is_on:

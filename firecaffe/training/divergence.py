@@ -1,11 +1,9 @@
 """Detects a training that diverges without reaching NaN: its loss stays far above its start.
 
-The start is the median loss of the first FIRST steps; the present loss is that of the last LAST. A
-training has diverged if the present loss exceeds the start by the start's size, or by LEAST if that
-is more, for PATIENCE steps in a row. Medians are used because the loss of a step with few samples
-has outliers. A warm-up of the learning rate stays below this limit, as the loss stays near its
-start; so does a training that continues from good weights, whose loss may reach a few times its
-small start. There is also advice for a training whose workers do not all compute together.
+The start is the median loss of the first FIRST steps, the present that of the last LAST: a step of
+few samples has outliers. A training has diverged if the present loss exceeds the start by the
+start's size, or by LEAST if that is more, for PATIENCE steps in a row. So a warm-up of the rate
+stays below the limit, and so do good weights, whose loss may reach a few times its start.
 
 A run that has diverged saves nothing more, and all ranks give the same reason.
 """
@@ -118,10 +116,7 @@ class NoLossRise:
 
 
 def server_advice(words: SynchronyConfig, learners: int, staleness: float, momentum: float) -> str:
-    """Describe how the updates are made, and what to try.
-
-    staleness: the mean of the last gradients, in updates. momentum: the solver's; 0 if it has none.
-    """
+    """Describe the updates, and what to try. staleness: mean of the last gradients, in updates."""
     return ADVICE[words.mode](words, learners, staleness, momentum)
 
 
@@ -180,8 +175,7 @@ def explained(
 ) -> Iterator[None]:
     """Add the learning rate and the last good checkpoint to a NotFiniteError or DivergedError.
 
-    The block raises it on all ranks. They wait for the last save into `folder` before naming one;
-    `resumed` is the checkpoint at which the run began, if any.
+    All ranks raise it, and wait for the last save into `folder`. resumed: where the run began.
     """
     try:
         yield

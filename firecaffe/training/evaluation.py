@@ -86,7 +86,6 @@ def evaluate(
     Batches are the same for any number of ranks, and results are combined in batch order.
 
     Args:
-        config: The size of batches, and the arithmetic.
         world: The ranks that share out the batches.
         labels_L: The network's label for each label of the data set, if they differ.
         outputs_of: Returns the network's outputs; None calls the network.
@@ -163,7 +162,6 @@ def _outputs_of(
 
 
 def value_of(name: str, metric: Metric, state: State, samples: int) -> float:
-    """Return the metric's value. Raises: RecipeError if it has none."""
     try:
         return metric.value(state, samples)
     except RecipeError as error:

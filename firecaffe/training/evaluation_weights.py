@@ -3,19 +3,17 @@
     average = weights                                       after the first update
     average = average + (1 - decay) (weights - average)     after each later one
 
-Replicas that train independently have common weights only when they are averaged. If that is after
-k steps, these weights count as k updates: with a share of 1 - decay^k. The average is a function of
-the weights after each step, so the number of workers changes no bit. Buffers are not averaged: the
-training's statistics are means over steps already. Source: Polyak and Juditsky 1992; as in
-torch.optim.swa_utils (`get_ema_multi_avg_fn`, buffers kept in sync).
+Replicas have common weights only when they are averaged. If that is after k steps, these count as k
+updates: with a share of 1 - decay^k. Buffers are not averaged: the training's statistics are means
+over steps already. Source: Polyak and Juditsky 1992; as in torch.optim.swa_utils
+(`get_ema_multi_avg_fn`, buffers kept in sync).
 
 The training's BatchNorm statistics are means over past weights. Late gradients and replicas make
-them less accurate, and averaged weights have none of their own. So evaluations may use statistics
-that are estimated with the present weights from the first whole micro-batches of the first epoch,
-augmented as in training: the mean of their means and of their variances, in order. All workers
-compute a micro-batch alike, so the number of workers changes no bit. Evaluations do not change the
-training's own statistics. Source: Izmailov et al. 2018, "Averaging weights leads to wider optima
-and better generalization", section 3.2; as in torch.optim.swa_utils.update_bn (a cumulative mean).
+them less accurate, and averaged weights have none. So evaluations may use others, estimated with
+the present weights from the first whole micro-batches of the first epoch, augmented as in training:
+the means of their means and variances, in order. The training's own do not change. Source: Izmailov
+et al. 2018, "Averaging weights leads to wider optima and better generalization", section 3.2; as in
+torch.optim.swa_utils.update_bn (a cumulative mean). The number of workers changes neither.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -156,10 +154,9 @@ class Norms:
 
     @torch.no_grad()
     def estimate(self, ranks: Group, step: int) -> None:
-        """Estimate the statistics for the weights after `step`. All ranks call it.
+        """Estimate the statistics after `step`, with the weights of evaluations. All ranks call it.
 
-        The network must have the weights of evaluations. `ranks` share out the micro-batches, and
-        have the same layers.
+        `ranks` share out the micro-batches, and have the same layers.
         """
         places = range(ranks.rank, len(self._leaves), ranks.world_size)
         local_statistics = {

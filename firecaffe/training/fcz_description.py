@@ -72,10 +72,7 @@ def _opened(file: Path) -> AbstractContextManager["FczFile"]:
 
 
 def describe(recipe: Recipe, about: About) -> dict[str, Any]:
-    """Describe a network for `fcz.write`: only what differs from the defaults, to save bytes.
-
-    Raises: RecipeError if it names a Caffe net that is missing.
-    """
+    """Describe a network for `fcz.write`: what differs from the defaults. Raises: RecipeError."""
     default = flatten(Recipe())
     network: dict[str, Any] = {}
     for word, value in flatten(recipe).items():

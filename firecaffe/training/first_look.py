@@ -1,7 +1,4 @@
-"""Examines a network before its first step, and restores its parameters and buffers.
-
-One sample is evaluated twice. Then three micro-batches run: the first, another, the first again.
-"""
+"""Examines a network before its first step, and restores its parameters and buffers."""
 
 from collections.abc import Sequence
 from typing import Any

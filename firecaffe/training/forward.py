@@ -63,13 +63,11 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 @contextmanager
 def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
-    """Fix threads and kernels of this process in the block, and restore them afterwards.
+    """Fix threads and kernels of this process in the block; restore them and generators after it.
 
-    Generators that the block seeds are restored, too: torch's, python's and numpy's global one.
     On a GPU with `deterministic`, kernels are not benchmarked (each worker may choose others), TF32
-    is off, and torch raises an error for an operation without a deterministic kernel.
-
-    Source: PyTorch's notes on reproducibility; cuBLAS, "Results reproducibility".
+    is off, and torch raises an error for an operation without a deterministic kernel. Source:
+    PyTorch's notes on reproducibility; cuBLAS, "Results reproducibility".
     """
     with ExitStack() as before:
         before.enter_context(generators_kept())
@@ -148,10 +146,7 @@ def _set(holder: Any, name: str, value: object, before: ExitStack) -> None:
 
 
 def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> float:
-    """Return a micro-batch's time with deterministic kernels over its time without, on this GPU.
-
-    Both are medians of `repeats` alternating runs, after a warm-up of each.
-    """
+    """Return a micro-batch's time with deterministic kernels over that without, on this GPU."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for repeat in range(repeats + 1):
         for deterministic in (True, False):
@@ -169,10 +164,9 @@ def cost_of_determinism(micro_batch: Callable[[], object], repeats: int = 5) -> 
 
 
 def seed_random(seed: int, *what: str | int) -> None:
-    """Seed torch's generators, python's `random` and numpy's global one for one purpose.
+    """Seed torch's, python's and numpy's global generators for a purpose, as (seed, "dropout", 3).
 
-    A purpose is, for example, (seed, "dropout", step, micro-batch). Seeds replace the generators'
-    states, so nothing has to be saved, and random numbers do not depend on the rank.
+    So no generator's state has to be saved, and random numbers do not depend on the rank.
     """
     key = key_of(seed, *what)
     seed_generators(key)

@@ -1,7 +1,4 @@
-"""A training's data, network and task: those that the recipe names, or those that a user gives.
-
-Facts about them that no recipe states are in the run's about.json.
-"""
+"""A training's data, network and task: the recipe's or a user's; facts about them (about.json)."""
 
 import inspect
 from collections.abc import Callable

@@ -159,10 +159,9 @@ def build_learner(
     resources: ExitStack,
     served_learners: int = 0,
 ) -> Learner:
-    """Build this rank's learner; every rank calls it. unlike: unrepeatable parts of the data.
+    """Build this rank's learner. Raises: RecipeError; AgreementError; CheckpointError.
 
-    served_learners: how many learners a server begins with. Raises: RecipeError, AgreementError,
-    CheckpointError.
+    All ranks call it. unlike: parts of the data that do not repeat. served_learners: at the start.
     """
     recipe, world = run.recipe, mesh.world
     with world_queries() as asked:

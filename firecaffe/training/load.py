@@ -1,7 +1,6 @@
 """Loads a trained network from a run's folder, a checkpoint, or a file of weights.
 
-Also finds the file that `model.weights` means, and the parts of a run that were given in Python,
-which a command has to name.
+Also finds the file that `model.weights` means, and parts of a run that were given in Python.
 """
 
 import warnings

@@ -29,8 +29,6 @@ from firecaffe.training.state import WEIGHTS, State, weights_digest
 
 @dataclass(frozen=True)
 class EvaluationGroups:
-    """The groups of ranks that evaluate together."""
-
     world: World
     evaluators: Group
     """The ranks that share out the samples of an evaluation."""

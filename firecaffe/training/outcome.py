@@ -1,12 +1,11 @@
 """The outcome of a step, its times and its noise.
 
-An outcome is queued with its step, and read when the device has reached it. Times are marks in the
-device's queue, read when the device has passed them.
+An outcome is queued with its step, and read when the device has reached it. So are times, which are
+marks in the device's queue.
 
-The gradient noise scale is computed from norms of gradients on some steps. The norms are summed
-with a step's gradients, in the same tree. So every rank has them, and the number of workers changes
-no bit. A norm reads each gradient once. On at most one step in EVERY, this takes at most 1 % of the
-time of a training, even if it took a fifth of a step.
+The gradient noise scale is computed from norms of gradients on some steps, summed with them in the
+same tree: every rank has them, and the number of workers changes no bit. A norm reads a gradient
+once. Even if it took a fifth of a step, on one step in EVERY it takes 1 % of a training.
 """
 
 import math
@@ -261,10 +260,7 @@ class NoiseMeter:
     """Measures the gradient noise scale. Checkpoints have its state: JSON, equal on all ranks."""
 
     def __init__(self, order: SampleOrder, steps: int, has_norms: bool) -> None:
-        """Measure a training of `steps` steps. has_norms: false if ranks lack the norms.
-
-        Nothing is measured if a batch is a single micro-batch, whose norm is the batch's.
-        """
+        """Measure `steps` steps, unless ranks lack norms or a step has a single micro-batch."""
         self._order = order
         self._every = max(EVERY, -(-steps // MAX_STEPS))
         self._measures = has_norms and order.num_micro_batches > 1
@@ -280,10 +276,9 @@ class NoiseMeter:
         )
 
     def add(self, step: int, squares: tuple[float, float] | None) -> dict[str, float]:
-        """Add the squares of step `step`, counted from 1, if there are any; see `Found.squares`.
+        """Add the squares of step `step`, from 1, if any (`Found.squares`); return numbers to show.
 
-        Return the numbers of the scale for a row of metrics. Norms are left out if they are not
-        finite, because a loss scale was too large.
+        Norms that are not finite are left out: a loss scale was too large.
         """
         if squares is None or not all(square <= MAX_SQUARE for square in squares):
             return {}

@@ -36,8 +36,7 @@ class Piece(Protocol):
     def load(self, stored: Stored) -> None:
         """Load this rank's tensors or rows, one tensor at a time, and read nothing else.
 
-        If all ranks hold the piece, they load in the same order. Raises: CheckpointError if names,
-        shapes or types differ.
+        If all ranks hold the piece, they load in the same order. Raises: CheckpointError.
         """
 
 

@@ -146,11 +146,7 @@ def _check_shape(path: Path, sample: Tensor, about: About) -> None:
 
 
 def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, Tensor]]:
-    """Read one sample, or several in rows, as the run's data set gives them; images are cropped.
-
-    Several are named by the file and their number. Raises: DataError if the file cannot be read, or
-    has another shape or type.
-    """
+    """Read one sample, or several in rows, as the run's data set gives them. Raises: DataError."""
     content = io.BytesIO(read_image_file(path))
     try:
         array = np.lib.format.read_array(content, allow_pickle=False)
@@ -350,8 +346,7 @@ MAX_NAMED = 5
 def labels_of_run(about: About, data: Data, config: DataConfig) -> Tensor | None:
     """Return the run's label of each label of the test data, int64 of (classes,).
 
-    None if they are the same, or if either side does not name its classes. Raises: DataError if the
-    run does not know a class, or had fewer of them.
+    None if they are the same, or if either side does not name its classes. Raises: DataError.
     """
     where = config.path or config.name
     names, known = _names(data), about.class_names

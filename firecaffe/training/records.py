@@ -88,7 +88,6 @@ class RunProgress:
         self._live.console.print(line, markup=False, highlight=False)
 
     def step(self, step: int, learning_rate: float, result: StepResult) -> None:
-        """Show the result of step `step`, counted from 1."""
         self._samples += result.samples
         self._steps_s += result.timings.step_s
         rate = self._samples / max(self._steps_s, 1e-9)

@@ -132,8 +132,7 @@ class Result:
     def history(self) -> list[dict[str, Any]]:
         """The recorded rows: of each step (kind "train"), and of each "validation" and "test".
 
-        Each has a step, loss and metrics. Raises: RunError if the folder is not there, for example
-        on another host.
+        Each has a step, loss and metrics. Raises: RunError if this host has not the folder.
         """
         path = self.folder / METRICS
         if not path.exists():
@@ -172,10 +171,7 @@ class Result:
 
     @property
     def top5(self) -> float:
-        """Share of test samples whose label is among the first five.
-
-        Raises: AttributeError in runs without it: of other tasks, or of five classes or fewer.
-        """
+        """Share of test samples whose label is among the first five. Raises: as `top1`."""
         return self._metric("top5")
 
     def _metric(self, name: str) -> float:

@@ -1,10 +1,9 @@
 """Saves checkpoints while the training runs: a step copies the state, a thread writes it.
 
 A step waits only for the copy. If the previous checkpoint is still being written, all ranks wait
-together, so each knows that none is stuck. After a while they put the new one off. Pieces that
-ranks hold in parts may be many times larger than the weights, so they are not copied: the step
-writes them itself, tensor by tensor. If the disk fails, the run continues and reports it; older
-checkpoints stay intact. Finishing the saver shows whether the last one is on the disk.
+together, so each knows that none is stuck, and after a while put the new one off. Pieces that ranks
+hold in parts may be many times larger than the weights: the step writes them itself, tensor by
+tensor. If the disk fails, the run goes on and reports it; older checkpoints stay intact.
 """
 
 import dataclasses
@@ -163,8 +162,7 @@ class Saver:
     def finish(self, world: Group) -> None:
         """Wait on all ranks until rank 0 has the last checkpoint on the disk.
 
-        If one rank exited earlier, the launcher would end the others. Raises: CheckpointError, on
-        all ranks, if it was not saved; RunError as `wait`.
+        If one exited earlier, the launcher would end the others. Raises: CheckpointError; RunError.
         """
         self.wait(world)
         error = None if self._last is None else self._last.result()

@@ -37,9 +37,8 @@ def facts(
 ) -> dict[str, str]:
     """Return the facts that all ranks must share before they train together, by their names.
 
-    model: the whole network. unlike: the parts of the data that do not repeat, of which only the
-    size is compared. own_code: see `training.learner`. weights_sha256: of the file of the first
-    weights.
+    model: the whole network. unlike: parts of the data that do not repeat: only sizes are compared.
+    own_code: see `training.learner`. weights_sha256: of the file of the first weights.
     """
     code = {"torch": torch.__version__, "source": source_digest()[:12]}
     code |= {section: digest[:12] for section, digest in own_code.items()}

@@ -1,7 +1,6 @@
 """Finds where a training starts, passes its checkpoint to all ranks, and reports what ends it.
 
-A fault ends it, or a request to stop: a signal, or the loss of the launcher. Ranks agree on
-requests at the end of a step.
+Ranks agree on requests to stop, a signal or a lost launcher, at the end of a step.
 """
 
 import dataclasses
@@ -127,11 +126,7 @@ class BroadcastTensors(StoredByName):
         return self._kinds[name][1]
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a tensor. All ranks have to ask for the same tensors in the same order.
-
-        Raises: AgreementError if rank 0 asks for another; CheckpointError on rank 0 if it cannot be
-        read.
-        """
+        """Return a tensor. All ranks ask in one order. Raises: AgreementError; CheckpointError."""
         asked = torch.tensor([self._numbers[name]])
         broadcast(self._world, asked)
         if int(asked) != self._numbers[name]:
@@ -188,9 +183,8 @@ class Start:
 def find_start(world: World, resume: str | Path | None) -> Start:
     """Find the newest checkpoint that verifies, of an earlier attempt at this run or of `resume`.
 
-    Rank 0 decides, because others may not see its disk. Raises: CheckpointError if `resume` holds
-    none; AgreementError if only some ranks resume; RunError if the host that has the run's folder
-    is no longer rank 0's.
+    Rank 0 decides, because others may not see its disk. Raises: CheckpointError; AgreementError if
+    only some ranks resume; RunError if rank 0's host is no longer that of the run's folder.
     """
     # Rank 0's number: another rank may have failed in an earlier training before this call.
     key = broadcast_text(world, f"{FOLDER}/{next(_calls)}")
@@ -243,8 +237,7 @@ def load_together(world: World, where: Path) -> tuple[Checkpoint, list[str]]:
 def announce_folder(world: World, start: Start, folder: Path) -> bool:
     """Tell a next attempt that this one is about to make `folder`, if it does not exist.
 
-    Returns whether an earlier attempt announced it. Then the folder is this run's, however early
-    that attempt was killed.
+    Returns whether an earlier one did: then it is this run's, however early that was killed.
     """
     key, folder = f"{start.key}/announced", folder.absolute()
     if announced := _noted(world, key):

@@ -158,8 +158,7 @@ class State:
     def check_finite(self) -> None:
         """Check results for infinities and NaN, except tensors that had some at the beginning.
 
-        Rank 0 checks the pieces that all hold, because it saves them. Each rank checks its parts of
-        the others. Raises: NotFiniteError on all ranks.
+        Each rank checks its parts, rank 0 also what all hold. Raises: NotFiniteError on all ranks.
         """
         local_results = self._own_results()
         for name in self._infinite_at_start:

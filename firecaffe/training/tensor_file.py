@@ -2,7 +2,6 @@
 
 The format is 8 bytes with the header's length, a header of JSON with each tensor's type, shape and
 place, and then the tensors. The library writes only tensors that are all in memory at once.
-
 Source: https://github.com/huggingface/safetensors#format
 """
 
@@ -64,8 +63,6 @@ class Stored(Mapping[str, Tensor]):
 
 
 class StoredByName(Stored):
-    """Stored tensors whose names are the keys of a mapping."""
-
     def __init__(self, by_name: Mapping[str, Any]) -> None:
         self._by_name = by_name
 

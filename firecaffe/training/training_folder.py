@@ -1,10 +1,8 @@
 """The beginning of a training: its folder, and the first lines for people.
 
-A recipe's paths are relative to the current folder; the run folder's recipe has absolute paths.
-
 Rank 0 marks the run's folder with a name that no other run has. A rank that does not see the mark
-shares no disk with rank 0. Such a rank records its timings, and the faults that it is told of, in a
-folder on its own host. Rank 0 alone writes checkpoints and the result.
+shares no disk with rank 0, and records its timings, and the faults that it is told of, in a folder
+on its own host. Rank 0 alone writes checkpoints and the result.
 """
 
 import json
@@ -107,8 +105,7 @@ class Places:
 def find_places(world: World, words: RunConfig, first: Path, mark: str, start_step: int) -> Places:
     """Find each rank's folder; make one on each host that does not see `first`, rank 0's folder.
 
-    All ranks call it. Rows that an earlier attempt wrote after step `start_step` are removed.
-    Raises: RunError if a folder cannot be made, or is another run's.
+    All ranks call it. Rows after `start_step`, of an earlier attempt, go. Raises: RunError.
     """
     sees, marks = mark_of(first) == mark, (mark, apart_mark(mark))
     local_folder = first if sees else Path(words.folder or Path("runs", first.name)).absolute()

@@ -132,8 +132,7 @@ def _diverged(
 def command_lock(folder: Path) -> Iterator[int]:
     """Lock a folder of trainings, for this process and those that it starts. Yields the descriptor.
 
-    Processes that inherit it keep the lock: while one of them lives, no other command works there.
-    Raises: RunError if another command does.
+    While a process that inherits it lives, no other command works there. Raises: RunError.
     """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
@@ -155,9 +154,8 @@ def run_trials(
 ) -> None:
     """Train the trials that are not finished, `at_once` at a time, on `workers` ranks each.
 
-    An interrupted training begins again. say: called with each trial as it ends. Raises:
-    RankFailedError, with the exit code of the first that failed; PreemptedError after a signal. No
-    training is left running, even if this process is killed.
+    An interrupted training begins again; none is left running, even if this process is killed. say:
+    called with each trial as it ends. Raises: RankFailedError, as the first; PreemptedError.
     """
     waiting = []
     for trial in trials:

@@ -1,12 +1,10 @@
 """Trains a run again on one worker, and compares its steps or its end with what it recorded.
 
-`verify_run` compares each step's loss, to the last bit; the digests of the weights at evaluations
-and checkpoints; the digests of all tensors after each step, if the run wrote them (run.digests);
-every tensor of its remaining checkpoints; and its result, if it ends within these steps.
+`verify_run` compares the loss of each step, to the last bit, the recorded digests of weights and of
+all tensors, the remaining checkpoints, and the result, if the run ends within these steps.
 
 `replay` computes a run with a server again, and compares its end. No clock is needed: events.jsonl
-has who computed what at which version, and what was dropped. All else is a function of the recipe,
-so the bits have to be the same.
+has who computed what at which version, and all else is a function of the recipe.
 """
 
 from collections.abc import Iterator
@@ -91,8 +89,7 @@ class Again:
 def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts) -> Iterator[Again]:
     """Train a run from its beginning, for a `with` block, on this process alone.
 
-    parts: what was given to the run in Python. Raises: RunError if the run has a server, and no log
-    of its events or no locks.
+    Raises: RunError if the run has a server, and no log of its events or no locks.
     """
     if recipe.synchrony.is_lockless:
         raise RunError(
@@ -161,11 +158,8 @@ def replay(
 ) -> Replayed:
     """Replay a run up to its end; one that did not finish, up to its newest checkpoint.
 
-    Args:
-        to: A new folder for a checkpoint of the replayed state; None keeps none.
-        parts: What was given to the run in Python.
-
-    Raises: RunError if the run wrote no events, or its log was damaged, with the line.
+    to: a new folder for a checkpoint of the replayed state. parts: what was given to the run in
+    Python. Raises: RunError if the run wrote no events, or its log was damaged, with the line.
     """
     if not recipe.synchrony.is_served:
         raise RunError(
@@ -248,16 +242,11 @@ class Verified:
 def verify_run(
     folder: Path, recipe: CheckedRecipe, world: World, steps: int, parts: Parts | None = None
 ) -> Verified:
-    """Train the first steps of a run again, and compare.
+    """Train the first steps of a run again, and compare; a shorter run is trained to its end.
 
-    Args:
-        steps: The least number of steps: replicas continue until they are averaged. A shorter run
-            is trained to its end.
-        parts: What was given to the run in Python.
-
-    Raises: NotIdenticalError with the first place that differs; RunError if the run has recorded
-    none of these steps, or one of its files is damaged (with the line, in the log of events);
-    CheckpointError if a checkpoint is damaged.
+    steps: the least number, for replicas continue until they are averaged. parts: what was given to
+    the run in Python. Raises: NotIdenticalError with the first place that differs; RunError if the
+    run has recorded none of these steps, or a file is damaged, with the line; CheckpointError.
     """
     recorded = recorded_of(folder)
     until = min(steps, recorded.last)
