@@ -42,7 +42,7 @@ from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.forward import arithmetic
 from firecaffe.training.given_parts import Parts, about_of, open_parts
-from firecaffe.training.learner import Learner, build_learner, connect, make_steps
+from firecaffe.training.learner import Learner, build_alone, build_learner, connect, make_steps
 from firecaffe.training.loop import EvaluationGroups, Training
 from firecaffe.training.loop import train as run_training
 from firecaffe.training.modes.served.real_ranks import WorkerRank
@@ -69,38 +69,32 @@ from firecaffe.user_code import without_folder
 
 
 def save_forecast(
-    folder: Path,
-    run: Run,
-    data: Data,
-    world: World,
-    parts: Parts,
-    chosen: Mapping[str, str] | None,
+    folder: Path, run: Run, learner: Learner, parts: Parts
 ) -> tuple[list[str], Use | None]:
     """Write the planner's forecast on rank 0. Returns lines about it, and what refines it, if any.
 
     None is made if a hook sums the gradients, or for a network given as a Python object: it may be
-    the very one that is trained. chosen: the split layers. Raises: RecipeError.
+    the very one that is trained. Raises: RecipeError if the recipe's cluster is invalid.
     """
+    world = learner.mesh.world
     if not world.is_first or parts.model is not None or run.route.way == HOOK:
         return [], None
     lines, kept = write_forecast(
         folder=folder,
         recipe=run.recipe,
-        data=data,
+        data=learner.data,
         world_size=world.world_size,
         local_world_size=world.local_world_size,
         device=world.device,
         algorithm=run.route.algorithm,
         rounds=run.rounds,
-        chosen=chosen,
+        chosen=learner.holding.split_layers,
     )
     return lines, None if kept is None else kept.refine
 
 
-def record_of(
-    result: Result, training: Training, choice: AutoChoice | None, start: Start
-) -> dict[str, Any]:
-    run, learner, data = training.run, training.learner, training.data
+def record_of(result: Result, training: Training, choice: AutoChoice | None) -> dict[str, Any]:
+    run, learner, data = training.run, training.learner, training.learner.data
     recipe = run.recipe
     return {
         **result.to_dict(),
@@ -118,7 +112,7 @@ def record_of(
         "synchrony": learner.mode.row(result.steps),
         "parallel": learner.holding.row(run.num_leaves),
         "tuned": tuned_by(recipe),
-        "resumed_from": start.resumed_from,
+        "resumed_from": training.start.resumed_from,
         "lost_output": dict(LOST),
     }
 
@@ -206,21 +200,14 @@ def _train_in(
     places = make_folder(world, run, start, about_of(parts, data), learner.findings.own_code)
     folder = places.first
     fault_writer.write_into(places.own)
-    run, reducers, choice = connect(
-        run, learner, learner.mode.summed(), mesh.sharers, parts.comm_hook, resources
-    )
-    holding = learner.holding
-    chosen = holding.split_layers
-    notes = setup_lines(run, data, learner, choice, world.device.type)
-    said, refine = save_forecast(folder, run, data, world, parts, chosen)
-    notes += said
-    notes += notes_of(run, data, learner, start, plugins)
+    run, reducers, choice = connect(run, learner, learner.mode.summed(), resources, parts.comm_hook)
+    holding, notes = learner.holding, setup_lines(run, learner, choice)
+    said, refine = save_forecast(folder, run, learner, parts)
+    notes += said + notes_of(run, learner, start, plugins)
     notes += notes_of_layout(chosen_layout)
     notes += places.notes(world.host)
     records, saver = _open_records(places, run, world, start, plugins, refine, resources)
-    steps = make_steps(
-        run, learner, mesh, data, reducers, plugins, start.step, is_repeatable, resources
-    )
+    steps = make_steps(run, learner, reducers, plugins, start.step, is_repeatable, resources)
     if world.is_first:
         notes += learner.mode.open(folder, start.checkpoint)
     resources.enter_context(closing(learner.mode))
@@ -228,15 +215,14 @@ def _train_in(
         records.say(note)
     say_where(world, run, places)
     groups = EvaluationGroups(world, holding.evaluators, mesh.column, holding.result_group)
-    resumed = None if start.checkpoint is None else start.checkpoint.folder
-    training = Training(run, groups, data, learner, steps, saver, folder, start.step, resumed)
+    training = Training(run, groups, learner, steps, saver, folder, start)
     result = run_training(training, records)
-    if chosen is not None and parts.model is not None:
+    if holding.split_layers is not None and parts.model is not None:
         result.hold_function(parts.model)
     for line in learner.mode.closing_lines():
         records.say(line)
     if world.is_first:
-        record = record_of(result, training, choice, start)
+        record = record_of(result, training, choice)
         record["plugins"] = plugin_names(plugins)
         record["parallel_choice"] = chosen_layout and asdict(chosen_layout)
         _keep_record(folder, run, record, records)
@@ -309,16 +295,11 @@ def join_run(recipe: CheckedRecipe, place: str) -> Result:
         os.environ.setdefault(GLOO_INTERFACE, interface_of(address))
     with ExitStack() as resources:
         alone = resources.enter_context(join(recipe.train.device))
-        resources.enter_context(arithmetic(recipe.train, alone.device))
-        parts, plugins = Parts(), load_plugins()
-        data = open_parts(recipe, parts)
-        run = resolve(recipe, data, Ranks(), described=describe_training(recipe, data))
-        mesh = make_mesh(alone, layout_of(recipe.parallel, 1), resources)
-        learners = comes.facts["learners"]
-        learner = build_learner(run, parts, data, mesh, None, (), resources, learners)
+        plugins, learners = load_plugins(), comes.facts["learners"]
+        run, learner = build_alone(recipe, Parts(), alone, learners, resources)
         local_facts = facts_of(run, learner.probe.digest, learners)
         check_same(local_facts, comes.facts)
-        resources.enter_context(data_workers(data))
+        resources.enter_context(data_workers(learner.data))
         doubt = ""
         if local_facts["probe"] != comes.facts["probe"]:
             doubt = "computes other bits than rank 0, so that a replay may come to others"

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from firecaffe.cluster.agree import agree
-from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import group_of_one
+from firecaffe.cluster.world import World
 from firecaffe.data import Batches, Data
 from firecaffe.data.batches import PrefetchedBatches
 from firecaffe.data.dataset import map_batch
@@ -29,8 +29,10 @@ from firecaffe.inventory.world_queries import doubts_of_world, world_queries
 from firecaffe.models.config import ModelConfig
 from firecaffe.models.network import Frozen, frozen_of, maker_of
 from firecaffe.models.weights import FirstWeights, outline_of
-from firecaffe.recipe.run import Run
+from firecaffe.recipe.checked_recipe import CheckedRecipe
+from firecaffe.recipe.run import Ranks, Run, resolve
 from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.worker_numbers import layout_of
 from firecaffe.synchrony.log import LogReader
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, check_identity, check_whole
@@ -46,17 +48,23 @@ from firecaffe.training.choices import (
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.evaluation_weights import Norms, TrainedNorms, check_layers
 from firecaffe.training.first_look import FirstLook, is_repeatable, raise_first
-from firecaffe.training.forward import Forward, cost_of_determinism
-from firecaffe.training.given_parts import Parts, task_for
+from firecaffe.training.forward import Forward, arithmetic, cost_of_determinism
+from firecaffe.training.given_parts import Parts, open_parts, task_for
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.load import first_weights_file
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.modes.mode import Linked, ModeParts, ReducerSpec, Steps
 from firecaffe.training.outcome import NoiseMeter
-from firecaffe.training.parallel.mesh import Mesh
+from firecaffe.training.parallel.mesh import Mesh, make_mesh
 from firecaffe.training.piece import Numbers
 from firecaffe.training.plugins import Plugin, around_batches
-from firecaffe.training.shared_facts import doubt_of_data, doubt_of_weights, doubts_of, facts
+from firecaffe.training.shared_facts import (
+    describe_training,
+    doubt_of_data,
+    doubt_of_weights,
+    doubts_of,
+    facts,
+)
 from firecaffe.training.state import State
 from firecaffe.training.updates.every_rank import EveryRank
 from firecaffe.training.updates.spread import ScalerNumbers
@@ -133,6 +141,8 @@ class Findings:
 class Learner:
     """The parts that learn, built the same way on all ranks and loaded from any checkpoint."""
 
+    data: Data
+    mesh: Mesh
     holding: Holding
     update: EveryRank
     mode: ModeParts
@@ -204,9 +214,9 @@ def build_learner(
         cost_of_determinism=cost,
         dropped=holding.changed_in_backward,
     )
-    doubts = list(dict.fromkeys(doubts))
+    why = list(dict.fromkeys(doubts))
     return Learner(
-        holding, update, mode, state, best, norms, noise, batches, probe, doubts, findings
+        data, mesh, holding, update, mode, state, best, norms, noise, batches, probe, why, findings
     )
 
 
@@ -275,19 +285,29 @@ def _cost_of_determinism(forward: Forward, micro_batch: Callable[[], object]) ->
     return cost
 
 
+def build_alone(
+    recipe: CheckedRecipe, parts: Parts, world: World, learners: int, resources: ExitStack
+) -> tuple[Run, Learner]:
+    """Build a learner at its beginning on this process alone. Raises: as `build_learner`."""
+    resources.enter_context(arithmetic(recipe.train, world.device))
+    data = open_parts(recipe, parts)
+    run = resolve(recipe, data, Ranks(), described=describe_training(recipe, data))
+    mesh = make_mesh(world, layout_of(recipe.parallel, 1), resources)
+    return run, build_learner(run, parts, data, mesh, None, (), resources, learners)
+
+
 def connect(
     run: Run,
     learner: Learner,
     summed: Sequence[ReducerSpec],
-    world: Group,
-    hook: tuple[object, Hook] | None,
     resources: ExitStack,
+    hook: tuple[object, Hook] | None = None,
 ) -> tuple[Run, list[GradientReducer], AutoChoice | None]:
     """Make one reducer for each of `summed`. All ranks call it. Raises: PeerLostError.
 
     Also returns the run with the exchange that is used, and what `auto` chose, if it was asked.
     """
-    config = run.recipe.exchange
+    config, world = run.recipe.exchange, learner.mesh.sharers
     local: LocalRanks | None = None
     if run.route.shares_memory:
         local = meet_local_ranks(world, config.timeout_s)
@@ -336,8 +356,6 @@ def connect(
 def make_steps(
     run: Run,
     learner: Learner,
-    mesh: Mesh,
-    data: Data,
     reducers: Sequence[GradientReducer],
     plugins: Sequence[Plugin],
     first_step: int,
@@ -350,7 +368,7 @@ def make_steps(
     reducers: those of `mode.summed()`. is_repeatable: whether training data repeat; if they turn
     out not to, the learner gets doubts. source: a log of a server's events, in place of its clock.
     """
-    holding, mode = learner.holding, learner.mode
+    holding, mode, mesh = learner.holding, learner.mode, learner.mesh
     first = mode.first_run(run, first_step)
     leaves = first.micro_batches(mesh.sharers.rank)
     fetched = leaves if holding.has_inputs else []
@@ -358,11 +376,10 @@ def make_steps(
     last = mode.prefetch_end(run)
     ahead = PrefetchedBatches(learner.batches, fetched, first_step, last, late_doubts)
     resources.enter_context(closing(ahead))
-    resources.enter_context(data_workers(data))  # closed first, so that nobody waits for them
+    resources.enter_context(data_workers(learner.data))  # closed first: nobody waits for them then
     sums = reducers[0]
     if first is not run:  # steps of another mode come first
-        of_step = ModeParts(learner.update).summed()
-        _, [sums], _ = connect(first, learner, of_step, mesh.sharers, None, resources)
+        _, [sums], _ = connect(first, learner, ModeParts(learner.update).summed(), resources)
     update = learner.update.connect(sums)
     in_order = around_batches(plugins, ahead, mesh.world)
     return mode.steps(

@@ -23,7 +23,7 @@ from firecaffe.training.outcome import Votes
 from firecaffe.training.records import Records
 from firecaffe.training.result import Result, StepSums, facts_of_ranks, share
 from firecaffe.training.saver import PATIENCE_S, Saver
-from firecaffe.training.start import StopRequest, stopped
+from firecaffe.training.start import Start, StopRequest, stopped
 from firecaffe.training.state import WEIGHTS, State, weights_digest
 
 
@@ -42,19 +42,19 @@ class EvaluationGroups:
 class Training:
     run: Run
     groups: EvaluationGroups
-    data: Data
     learner: Learner
     steps: Steps
     saver: Saver
     folder: Path
-    first_step: int
-    """The number of steps that are already done."""
-    resumed: Path | None = None
-    """The checkpoint that has them."""
+    start: Start
 
     @property
     def world(self) -> World:
         return self.groups.world
+
+    @property
+    def data(self) -> Data:
+        return self.learner.data
 
     @property
     def state(self) -> State:
@@ -82,11 +82,11 @@ class _Loop:
         self.t, self._records, self._stop = t, records, stop
         self._known = list(t.learner.doubts)
         broken = [getattr(part, "skipped", {}) for part in t.data.parts.values()]
-        self._sums = StepSums(t.first_step + 1, broken=broken)
+        self._sums = StepSums(t.start.step + 1, broken=broken)
         self._saved_s, self._is_put_off = time.monotonic(), False
         t.world.traffic.begin()  # earlier traffic belongs to no step
         self._queued: deque[PendingStep] = deque()
-        self._last = t.first_step
+        self._last = t.start.step
         self._validation: Evaluation | None = None
 
     def part(self) -> None:
@@ -192,7 +192,7 @@ class _Loop:
     def end(self) -> Result:
         t, recipe, last, records = self.t, self.t.run.recipe, self._last, self._records
         with self._explained():
-            is_new = t.first_step < last or not _is_saved(t, last)
+            is_new = t.start.step < last or not _is_saved(t, last)
             if is_new:
                 self._save(last, is_now=True)  # before the evaluation, which may fail
             if self._validation is None:
@@ -261,7 +261,8 @@ class _Loop:
 
     def _explained(self) -> AbstractContextManager[None]:
         t, folder = self.t, self.t.folder / "checkpoints"
-        return explained(t.world, t.saver, folder, t.resumed, t.run.learning_rate)
+        resumed = None if t.start.checkpoint is None else t.start.checkpoint.folder
+        return explained(t.world, t.saver, folder, resumed, t.run.learning_rate)
 
 
 def _is_due(run: Run, every: int, done: int) -> bool:

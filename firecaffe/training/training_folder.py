@@ -15,7 +15,6 @@ from uuid import uuid4
 from firecaffe.cluster.agree import broadcast_text, gather_text
 from firecaffe.cluster.world import World
 from firecaffe.compression.config import prune_notes
-from firecaffe.data import Data
 from firecaffe.errors import RunError
 from firecaffe.files import folder_lock, write_atomically, write_json
 from firecaffe.recipe.identity import flatten, to_toml, tuned_by
@@ -175,11 +174,9 @@ def make_folder(
     return places
 
 
-def setup_lines(
-    run: Run, data: Data, learner: Learner, choice: AutoChoice | None, device: str
-) -> list[str]:
+def setup_lines(run: Run, learner: Learner, choice: AutoChoice | None) -> list[str]:
     """Return the lines on what will be trained: network, data, workers and exchange."""
-    train, ranks = run.recipe.train, run.ranks
+    train, ranks, device = run.recipe.train, run.ranks, learner.mesh.world.device
     workers = ranks.in_all or ranks.world_size
     by_ranks = run.route.description if choice is None else choice.reason
     exchange = learner.mode.describe_exchange(run, by_ranks)
@@ -187,18 +184,17 @@ def setup_lines(
         exchange = "none, for one worker"
     return [
         f"network: {run.recipe.model.name}, {learner.findings.num_parameters:,} parameters",
-        f"data: {data.description}",
-        f"workers: {workers} on {device}; batches of {train.global_batch_size} in micro-batches "
-        f"of {train.micro_batch_size}, {run.steps:,} steps",
+        f"data: {learner.data.description}",
+        f"workers: {workers} on {device.type}; batches of {train.global_batch_size} in "
+        f"micro-batches of {train.micro_batch_size}, {run.steps:,} steps",
         f"exchange: {exchange}",
     ]
 
 
-def notes_of(
-    run: Run, data: Data, learner: Learner, start: Start, plugins: Sequence[Plugin]
-) -> list[str]:
+def notes_of(run: Run, learner: Learner, start: Start, plugins: Sequence[Plugin]) -> list[str]:
     recipe, applier = run.recipe, learner.update.applier
-    notes = [*data.notes, *rate_notes(recipe.solver, recipe.train.global_batch_size, run.steps)]
+    notes = [*learner.data.notes]
+    notes += rate_notes(recipe.solver, recipe.train.global_batch_size, run.steps)
     notes += prune_notes(recipe.prune, run.steps)
     notes += idle_settings(recipe).values()
     if recipe.train.ema_decay:

@@ -18,8 +18,7 @@ from firecaffe.cluster.process_settings import exclusive_in_process
 from firecaffe.cluster.world import World
 from firecaffe.errors import NotIdenticalError, RunError
 from firecaffe.recipe.checked_recipe import CheckedRecipe
-from firecaffe.recipe.run import Ranks, Run, resolve
-from firecaffe.recipe.worker_numbers import layout_of
+from firecaffe.recipe.run import Run
 from firecaffe.resume_advice import option
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.run_folder import DIGESTS, METRICS, Recorded, read_run_file, recorded_of
@@ -32,15 +31,12 @@ from firecaffe.training.checkpoint import (
     load_checkpoint,
     load_newest,
 )
-from firecaffe.training.forward import arithmetic
-from firecaffe.training.given_parts import Parts, open_parts
-from firecaffe.training.learner import Learner, build_learner, connect, make_steps
+from firecaffe.training.given_parts import Parts
+from firecaffe.training.learner import Learner, build_alone, connect, make_steps
 from firecaffe.training.modes.mode import Mode, PendingStep
 from firecaffe.training.modes.served.served_mode import leaves_of
 from firecaffe.training.modes.served.server_steps import keep_lines
-from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.saver import Saver
-from firecaffe.training.shared_facts import describe_training
 from firecaffe.training.state import WEIGHTS, State, state_digest
 
 
@@ -100,30 +96,12 @@ def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts)
     recipe = replace(recipe, parallel=recipe.parallel.over(1, 1))
     with ExitStack() as resources:
         resources.enter_context(exclusive_in_process("verify"))
-        resources.enter_context(arithmetic(recipe.train, world.device))
-        data = open_parts(recipe, parts)
-        described = describe_training(recipe, data)
-        run = resolve(recipe, data, Ranks(), described=described)
+        learners = 0 if log is None else log.learners
+        run, learner = build_alone(recipe, parts, world, learners, resources)
         if log is not None:
             log.expect(leaves_of(run.order, recipe.synchrony.warm_steps, run.steps))
-        learners = 0 if log is None else log.learners
-        mesh = make_mesh(world, layout_of(recipe.parallel, 1), resources)
-        learner = build_learner(run, parts, data, mesh, None, (), resources, learners)
-        run, reducers, _ = connect(
-            run, learner, learner.mode.summed(), mesh.sharers, None, resources
-        )
-        steps = make_steps(
-            run=run,
-            learner=learner,
-            mesh=mesh,
-            data=data,
-            reducers=reducers,
-            plugins=(),
-            first_step=0,
-            is_repeatable=True,
-            resources=resources,
-            source=log,
-        )
+        run, reducers, _ = connect(run, learner, learner.mode.summed(), resources)
+        steps = make_steps(run, learner, reducers, (), 0, True, resources, source=log)
         yield Again(run, learner, steps.stepper, log)
 
 
