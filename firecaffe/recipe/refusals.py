@@ -87,10 +87,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "leave solver.warmup_steps out",
     ),
     # Data
-    Refusal(
-        (on("validation_set"), on("data.hold_out")),
-        "each gives the samples for validation",
-    ),
+    Refusal((on("validation_set"), on("data.hold_out")), "each gives the samples for validation"),
     Refusal(
         (any_of(on("data.hold_out"), on("data.balance")), is_("data.order", "shards")),
         "what is left of a shard, or drawn by weights, does not lie together",

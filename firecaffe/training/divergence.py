@@ -167,11 +167,7 @@ def replica_advice(words: SynchronyConfig, momentum: float) -> str:
 
 @contextmanager
 def explained(
-    world: World,
-    saver: Saver,
-    folder: Path,
-    resumed: Path | None,
-    rate: Callable[[int], float],
+    world: World, saver: Saver, folder: Path, resumed: Path | None, rate: Callable[[int], float]
 ) -> Iterator[None]:
     """Add the learning rate and the last good checkpoint to a NotFiniteError or DivergedError.
 

@@ -25,12 +25,7 @@ from firecaffe.runs.run_folder import DIGESTS, METRICS, Recorded, read_run_file,
 from firecaffe.runs.run_folder import WEIGHTS as WEIGHTS_FILE
 from firecaffe.runs.schemas import DigestsResult
 from firecaffe.synchrony.log import EVENTS, LogReader
-from firecaffe.training.checkpoint import (
-    Checkpoint,
-    checkpoint_name,
-    load_checkpoint,
-    load_newest,
-)
+from firecaffe.training.checkpoint import Checkpoint, checkpoint_name, load_checkpoint, load_newest
 from firecaffe.training.given_parts import Parts
 from firecaffe.training.learner import Learner, build_alone, connect, make_steps
 from firecaffe.training.modes.mode import Mode, PendingStep
