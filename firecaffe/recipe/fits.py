@@ -20,10 +20,7 @@ from firecaffe.value_checks import LARGEST, MAX_MICRO_BATCHES
 
 @dataclass(frozen=True)
 class Fit:
-    """Numbers that have to fit, as the docstring of `problem` says.
-
-    It takes the recipe, and in `WORKERS_FIT` also the workers, and returns the error, or "".
-    """
+    """Numbers that have to fit, as the docstring of `problem` says; it returns the error, or ""."""
 
     words: tuple[str, ...]
     problem: Callable[..., str]

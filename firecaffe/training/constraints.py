@@ -280,8 +280,6 @@ class Sharing:
 
 
 class Constraint(Protocol):
-    """A restriction of weights that a recipe asks for."""
-
     @property
     def pieces(self) -> dict[str, Piece]:
         """The state, by the names of its pieces in a checkpoint."""
@@ -290,11 +288,7 @@ class Constraint(Protocol):
     def line(self) -> str: ...
 
     def begin(self) -> None:
-        """Make the state from a new training's first weights, and apply it to them.
-
-        A resumed training loads its pieces instead. Raises: RecipeError, on all ranks that have a
-        part of the layer, if these weights cannot be constrained.
-        """
+        """Make the state from a new training's first weights, and apply it. Raises: RecipeError."""
 
     def before_update(self, step: int) -> None:
         """Change weights and gradients (summed and clipped) before the update of `step`, from 0."""

@@ -83,13 +83,10 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the model on all ranks together; every rank returns the same.
 
-    Batches are the same for any number of ranks, and results are combined in batch order.
-
-    Args:
-        world: The ranks that share out the batches.
-        labels_L: The network's label for each label of the data set, if they differ.
-        outputs_of: Returns the network's outputs; None calls the network.
-        result_group: The ranks that exchange results, each of its own batches; None means world.
+    Batches are the same for any number of ranks, and results are combined in batch order. `world`
+    shares out the batches. labels_L: the network's label for each label of the data set, if they
+    differ. outputs_of: returns the network's outputs; None calls it. result_group: the ranks that
+    exchange results, each of its own batches; None means world.
     """
     outputs_of = outputs_of or partial(_outputs_of, model, config)
     rows: list[tuple[int, int, float]] = []  # of each batch: number, samples, sum of their losses

@@ -79,7 +79,6 @@ class Ema:
 
 
 def average_of(config: TrainConfig, weights: Mapping[str, nn.Parameter]) -> Ema | None:
-    """Return the moving average of these weights if the training keeps one."""
     return Ema(weights, config.ema_decay, config.ema_warmup) if config.ema_decay else None
 
 

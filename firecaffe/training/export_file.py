@@ -47,8 +47,6 @@ class ExportedFile:
 
 
 class PredictionOnly(nn.Module):
-    """A network whose only output is its prediction."""
-
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         release_extra_state(network)  # an exporter cannot trace it
@@ -75,8 +73,7 @@ def export_safetensors(network: nn.Module, inputs: Tensor | None, path: Path) ->
 def export_onnx(network: nn.Module, inputs: Tensor | None, path: Path) -> ExportedFile:
     """Write the network with torch's exporter, and run the file in onnxruntime.
 
-    Raises: RecipeError if a package is missing, or torch cannot export the network;
-    NotIdenticalError if onnxruntime computes other outputs.
+    Raises: RecipeError if a package is missing, or torch cannot export it; NotIdenticalError.
     """
     inputs = _needed(inputs)
     runtime = _onnx()
@@ -127,8 +124,7 @@ def export_program(network: nn.Module, inputs: Tensor | None, path: Path) -> Exp
 def export_caffemodel(network: nn.Module, inputs: Tensor | None, path: Path) -> ExportedFile:
     """Write a network imported from Caffe: its weights, and its deploy prototxt of the same name.
 
-    Both are read again and run. Raises: RecipeError if it was not imported; NotIdenticalError if
-    the files compute other bits; OSError. After an error, the previous files are restored.
+    Both are read again and run. Raises: RecipeError if it was not imported; NotIdenticalError.
     """
     if not isinstance(network, TrainedNet):
         raise RecipeError(

@@ -113,8 +113,7 @@ def described(
 ) -> tuple[Recipe, About]:
     """Read what a file says of its network. named: settings that the user gives.
 
-    trust_code: whether code that the file names may run. Raises: RecipeError if neither the file
-    nor the user names the network; CheckpointError if the file's settings or facts are invalid.
+    trust_code: whether its code may run. Raises: RecipeError without a network; CheckpointError.
     """
     with _opened(file) as opened:
         network = opened.network
@@ -139,8 +138,7 @@ def described(
 def with_nets(file: Path, own: Recipe, named: Container[str]) -> Recipe:
     """Return `own`, the file's recipe, with the paths of its Caffe nets.
 
-    The nets lie next to the file or in the current folder. named: settings that the user gives.
-    Raises: RecipeError if a net is missing, or is not the file's.
+    They lie beside the file, or here. named: settings that the user gives. Raises: RecipeError.
     """
     with _opened(file) as opened:
         digests = opened.network.get(NETS)

@@ -218,10 +218,7 @@ class Forward:
         self._untrained = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
 
     def begin_step(self, first_leaf: int = 0) -> None:
-        """Begin a step, whose micro-batches, from `first_leaf`, all start from the same buffers.
-
-        Raises: RecipeError if forward has set requires_grad of a parameter that is not trained.
-        """
+        """Begin a step, whose micro-batches, from `first_leaf`, start from the same buffers."""
         for name, parameter in self._untrained:
             if parameter.requires_grad:
                 raise RecipeError(
@@ -235,10 +232,7 @@ class Forward:
     def __call__(
         self, inputs: Any, targets: Any, step: int, leaf: int
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """Return the loss to differentiate, and the tail: the plain loss and changes to buffers.
-
-        A micro-batch without samples (at the end of an epoch) has no loss and a tail of zeros.
-        """
+        """Return the loss to differentiate, None without samples, and the tail, which is summed."""
         self.buffers.begin_micro_batch()
         samples = num_samples(inputs, targets)
         if samples == 0:

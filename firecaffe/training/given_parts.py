@@ -49,7 +49,6 @@ class Parts:
 
     @property
     def facts_for_check(self) -> dict[str, Any]:
-        """Facts about these parts that the check of a recipe needs."""
         return {
             "comm_hook": self.comm_hook is not None,
             "model": self.model is not None,

@@ -121,7 +121,6 @@ class Findings:
         }
 
     def notes(self, model: ModelConfig) -> list[str]:
-        """Return lines for people."""
         notes = list[str]()
         if self.first_weights is not None:
             notes += [f"warning: {why}; an older checkpoint is taken" for why in self.damaged]

@@ -94,8 +94,7 @@ class Saver:
     def save(self, checkpoint: Checkpoint, state: State, marks: Sequence[str] = ()) -> None:
         """Save a training's state. All ranks call it, rank 0 writes. Tensors may change afterwards.
 
-        marks: `best` or `good`, which the checkpoint keeps until another gets them. Raises:
-        NotFiniteError on all ranks if the state is not finite; PeerLostError.
+        marks: `best`, `good`: kept until others get them. Raises: NotFiniteError; PeerLostError.
         """
         state.check_finite()
         self._wait(None)
@@ -147,8 +146,7 @@ class Saver:
     def wait(self, world: Group, most_s: float = inf) -> bool:
         """Wait on all ranks, at most `most_s` seconds, until rank 0 has written; return if it has.
 
-        No rank waits longer than `ROUND_S` for another at a time, so no time-out ends the run.
-        Raises: RunError on all ranks if the run's folder is gone.
+        A rank waits for another `ROUND_S` at most: none times out. Raises: RunError on all.
         """
         rounds = 0
         while self._is_behind(world, min(ROUND_S, most_s)):

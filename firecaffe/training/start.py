@@ -294,10 +294,7 @@ class FaultWriter:
 
 @contextmanager
 def report_faults(world: World) -> Iterator[FaultWriter]:
-    """Tell the other ranks what ends this rank in the block, and write it into the run folder.
-
-    Raises: the block's error, with its `fault`; MemoryFullError if memory was full.
-    """
+    """Tell the others what ends this rank in the block, and write it into the run folder."""
     writer = FaultWriter(world)
     try:
         yield writer

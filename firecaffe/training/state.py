@@ -59,8 +59,6 @@ def _place_of(name: str) -> int:
 
 
 class State:
-    """All pieces of a training, by name."""
-
     def __init__(
         self, world: World, pieces: dict[str, Piece], numbers: dict[str, Numbers] | None = None
     ) -> None:

@@ -60,10 +60,7 @@ class Again:
         return 0 if self.log is None else self.log.version
 
     def advance(self) -> dict[int, float]:
-        """Train a step, or several until replicas are averaged. Returns each step's loss, from 1.
-
-        Raises: RunError with the line if the log is damaged, NotFiniteError.
-        """
+        """Train a step, or several until replicas are averaged. Returns losses by step, from 1."""
         run = self.run
         outcomes: dict[int, PendingStep] = {}
         while not outcomes or not run.rounds.is_whole(self.done):
@@ -78,10 +75,7 @@ class Again:
 
 @contextmanager
 def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts) -> Iterator[Again]:
-    """Train a run from its beginning, for a `with` block, on this process alone.
-
-    Raises: RunError if the run has a server, and no log of its events or no locks.
-    """
+    """Train a run again in the block, on this process alone. Raises: RunError if none can."""
     if recipe.synchrony.is_lockless:
         raise RunError(
             f"{folder}: synchrony.lock none, so that workers wrote to the same weights at times "
