@@ -145,12 +145,6 @@ class Run:
     def momentum(self, step: int) -> float | None:
         return momentum(self.recipe.solver, step, self.steps)
 
-    def by(self, algorithm: str) -> "Run":
-        return replace(self, algorithm=algorithm)
-
-    def without_shared_memory(self) -> "Run":
-        return replace(self, ranks=replace(self.ranks, share_memory=False))
-
 
 def resolve(
     recipe: CheckedRecipe, data: Data, ranks: Ranks, *, described: str, hook: str = ""

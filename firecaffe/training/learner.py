@@ -5,7 +5,7 @@ It is built first. Connecting it then makes its reducers, and the object that ru
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -311,7 +311,7 @@ def connect(
     if run.route.shares_memory:
         local = meet_local_ranks(world, config.timeout_s)
     if local is None:
-        run = run.without_shared_memory()
+        run = replace(run, ranks=replace(run.ranks, share_memory=False))
     else:
         resources.callback(local.close)  # in case no exchange is made that closes it
     named, order_of = learner.holding.named, learner.probe.order_of
@@ -324,7 +324,7 @@ def connect(
             sizes = [tensors[place].nbytes for place in order]
             buckets += [sum(sizes[start:stop]) for start, stop in cut(sizes, config.bucket_bytes)]
         choice = choose_exchange(world, buckets, run.route)
-        run = run.by(choice.algorithm)
+        run = replace(run, algorithm=choice.algorithm)
     if hook is not None and world.group is None:
         resources.enter_context(group_of_one(world.device))
     exchange = resources.enter_context(closing(Exchange(world, run.route, local)))
