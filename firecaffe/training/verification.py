@@ -35,6 +35,15 @@ from firecaffe.training.saver import Saver
 from firecaffe.training.state import WEIGHTS, State, state_digest
 
 
+@dataclass(frozen=True)
+class Digests:
+    """SHA-256 digests after a step: of the weights, and of all state with all losses."""
+
+    step: int
+    weights: str
+    state: str
+
+
 @dataclass
 class Again:
     """A run that is trained again, step by step."""
@@ -51,7 +60,7 @@ class Again:
         return self.learner.state
 
     @property
-    def digests(self) -> "Digests":
+    def digests(self) -> Digests:
         return Digests(self.done, self.state.compare_weights()[0], self.state.sha256())
 
     @property
@@ -90,17 +99,10 @@ def train_again(folder: Path, recipe: CheckedRecipe, world: World, parts: Parts)
         if log is not None:
             log.expect(leaves_of(run.order, recipe.synchrony.warm_steps, run.steps))
         run, reducers, _ = connect(run, learner, learner.mode.summed(), resources)
-        steps = make_steps(run, learner, reducers, (), 0, True, resources, source=log)
+        steps = make_steps(
+            run, learner, reducers, (), 0, is_repeatable=True, resources=resources, source=log
+        )
         yield Again(run, learner, steps.stepper, log)
-
-
-@dataclass(frozen=True)
-class Digests:
-    """SHA-256 digests after a step: of the weights, and of all state with all losses."""
-
-    step: int
-    weights: str
-    state: str
 
 
 @dataclass(frozen=True)
