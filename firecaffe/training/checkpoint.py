@@ -188,7 +188,7 @@ def has_checkpoints(where: Path) -> bool:
     return (where / SUMS).is_file() or bool(_by_step(folder))
 
 
-def good_checkpoint(folder: Path, resumed: Path | None = None) -> str:
+def good_checkpoint(folder: Path, resumed: Path | None) -> str:
     """Return the path of the checkpoint marked good, or of the newest; empty if there is none.
 
     resumed: where the run began. It counts, too, as does the one marked good beside it.

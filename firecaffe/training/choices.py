@@ -200,9 +200,7 @@ UPDATES: Mapping[str, Callable[[Run, Holding, Probe, Mesh, int], EveryRank]] = {
 """Makers of updates by `exchange.update_at`; a single worker has no shards."""
 
 
-def make_update(
-    run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int = 0
-) -> EveryRank:
+def make_update(run: Run, holding: Holding, probe: Probe, mesh: Mesh, delayed: int) -> EveryRank:
     """Make the update, which is not connected yet. All ranks call it. Raises: RecipeError."""
     update_at = run.recipe.exchange.update_at if run.route.world_size > 1 else ALL
     return UPDATES[update_at](run, holding, probe, mesh, delayed)

@@ -52,8 +52,8 @@ class FirstLook:
             line = str(error)
         raise_first(world, line)
 
-    def around(self, batches: Batches, word: str = "loss") -> Inventory:
-        """Examine a whole network before and after micro-batches. word: names the loss in errors.
+    def around(self, batches: Batches) -> Inventory:
+        """Examine a whole network before and after micro-batches.
 
         From now on, frozen parameters that forward changes are treated as buffers. Raises: what the
         network raises; RecipeError, on all ranks, if other numbers of workers could get other bits.
@@ -74,7 +74,7 @@ class FirstLook:
         _, _, again = self._at(first)
         carried = carried_over(begun, after, self._attributes())
         repeats = again == value or not is_repeatable(self.forward)
-        loss = mean_of(word, self.forward.task.loss, outputs, first[1])
+        loss = mean_of("loss", self.forward.task.loss, outputs, first[1])
         self._check_frozen(changes.frozen)
         if changes.frozen:
             self.forward.keep(changes.frozen)

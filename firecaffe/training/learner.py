@@ -166,7 +166,7 @@ def build_learner(
     checkpoint: Checkpoint | None,
     unlike: Sequence[str],
     resources: ExitStack,
-    served_learners: int = 0,
+    served_learners: int,
 ) -> Learner:
     """Build this rank's learner. Raises: RecipeError; AgreementError; CheckpointError.
 
