@@ -10,7 +10,7 @@ from pathlib import Path
 from firecaffe.cluster.agree import broadcast_text, gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import World
-from firecaffe.data import Data, Dataset
+from firecaffe.data import Dataset
 from firecaffe.errors import DivergedError, NotFiniteError
 from firecaffe.recipe.run import Run
 from firecaffe.training.best import Best, evaluate_best
@@ -53,10 +53,6 @@ class Training:
         return self.groups.world
 
     @property
-    def data(self) -> Data:
-        return self.learner.data
-
-    @property
     def state(self) -> State:
         return self.learner.state
 
@@ -81,7 +77,7 @@ class _Loop:
     def __init__(self, t: Training, records: Records, stop: StopRequest) -> None:
         self.t, self._records, self._stop = t, records, stop
         self._known = list(t.learner.doubts)
-        broken = [getattr(part, "skipped", {}) for part in t.data.parts.values()]
+        broken = [getattr(part, "skipped", {}) for part in t.learner.data.parts.values()]
         self._sums = StepSums(t.start.step + 1, broken=broken)
         self._saved_s, self._is_put_off = time.monotonic(), False
         t.world.traffic.begin()  # earlier traffic belongs to no step
@@ -204,12 +200,12 @@ class _Loop:
             stopped_early = t.best.has_stalled(recipe.train.stop_after)
             if stopped_early:
                 records.say(t.best.stall_message(last))
-            test = _evaluate(t, t.data.test, "test", last, records)
+            test = _evaluate(t, t.learner.data.test, "test", last, records)
             t.saver.finish(t.world)
             test_of_best = None
             if stopped_early and t.best.step < last and t.best.checkpoint:
                 if t.steps.ranks.have_weights:
-                    tested = partial(_evaluated, t, t.data.test)
+                    tested = partial(_evaluated, t, t.learner.data.test)
                     test_of_best = evaluate_best(t.world, t.state, t.best, tested, records.say)
                 else:
                     records.say(
@@ -340,9 +336,10 @@ def _is_new_best(t: Training, done: int) -> bool:
 
 
 def _validate(t: Training, done: int, records: Records) -> Evaluation | None:
-    if t.data.validation is None:
+    validation = t.learner.data.validation
+    if validation is None:
         return None
-    evaluation = _evaluate(t, t.data.validation, "validation", done, records)
+    evaluation = _evaluate(t, validation, "validation", done, records)
     if t.world.is_first and t.state.has_all_weights:
         records.weights(done, weights_digest(t.state.tensors_held_by_all(WEIGHTS)))
     if t.best.evaluated != done:  # else the run was resumed from there
