@@ -174,8 +174,7 @@ def read_array(path: Path, about: About, config: DataConfig) -> list[tuple[str, 
     is_cut = config.crop or config.pad
     if is_cut and min(samples.shape[-2:]) + 2 * config.pad >= config.crop:
         samples = center_crop(samples, config.crop, config.pad)
-    for sample in samples[:1]:
-        _check_shape(path, sample, about)
+    _check_shape(path, samples[0], about)
     if not about.sample_CHW and (config.mean or config.std):
         samples = normalize(samples, config.mean, config.std, "cpu")
     return [(str(path) if is_one else f"{path}[{i}]", sample) for i, sample in enumerate(samples)]
