@@ -215,8 +215,8 @@ def _train_in(
         records.say(note)
     say_where(world, run, places)
     groups = EvaluationGroups(world, holding.evaluators, mesh.column, holding.result_group)
-    training = Training(run, groups, learner, steps, saver, folder, start)
-    result = run_training(training, records)
+    training = Training(run, groups, learner, steps, records, saver, folder, start)
+    result = run_training(training)
     if holding.split_layers is not None and parts.model is not None:
         result.hold_function(parts.model)
     for line in learner.mode.closing_lines():

@@ -44,6 +44,7 @@ class Training:
     groups: EvaluationGroups
     learner: Learner
     steps: Steps
+    records: Records
     saver: Saver
     folder: Path
     start: Start
@@ -61,21 +62,21 @@ class Training:
         return self.learner.best
 
 
-def train(t: Training, records: Records) -> Result:
+def train(t: Training) -> Result:
     """Train to the run's last step; all ranks return the same result.
 
     Raises: PreemptedError if the run was asked to stop, LauncherLostError if its launcher is gone,
     both after a checkpoint is saved; NotFiniteError or DivergedError on all ranks.
     """
     with StopRequest() as stop:
-        loop = _Loop(t, records, stop)
+        loop = _Loop(t, stop)
         loop.begin()
         return t.steps.ranks.run(loop, lambda: stop.reason)
 
 
 class _Loop:
-    def __init__(self, t: Training, records: Records, stop: StopRequest) -> None:
-        self.t, self._records, self._stop = t, records, stop
+    def __init__(self, t: Training, stop: StopRequest) -> None:
+        self.t, self._stop = t, stop
         self._known = list(t.learner.doubts)
         broken = [getattr(part, "skipped", {}) for part in t.learner.data.parts.values()]
         self._sums = StepSums(t.start.step + 1, broken=broken)
@@ -93,7 +94,7 @@ class _Loop:
         self.t.state.world = world
 
     def say(self, line: str) -> None:
-        self._records.say(line)
+        self.t.records.say(line)
 
     @property
     def is_over(self) -> bool:
@@ -106,7 +107,7 @@ class _Loop:
         is_due = _is_due(t.run, t.run.recipe.train.eval_every, last)
         if last < t.run.steps and t.best.evaluated < last and is_due:
             with self._explained():
-                self._validation = _validate(t, last, self._records)
+                self._validation = _validate(t, last)
                 if _is_new_best(t, last):
                     self._save(last, is_now=True)
 
@@ -114,7 +115,7 @@ class _Loop:
         with self._explained():
             while not self.is_over and (until is None or self._last < until):
                 self._step(self._last)
-                self._records.between_steps()
+                self.t.records.between_steps()
 
     def _step(self, step: int) -> None:
         t, run, recipe = self.t, self.t.run, self.t.run.recipe
@@ -125,14 +126,14 @@ class _Loop:
         votes = self._read(0 if _needs_state(run, done) else t.steps.stepper.behind)
         if recipe.run.digests:
             t.steps.ranks.gather()
-            self._records.digests(done, t.state.digest_each())
+            t.records.digests(done, t.state.digest_each())
         if not run.rounds.is_whole(done):
             self._sums.add_time(done, time.perf_counter() - start)
             return
         self._validation = None
         if done < run.steps and not votes.stop and _is_due(run, recipe.train.eval_every, done):
             begun = time.perf_counter()
-            self._validation = _validate(t, done, self._records)
+            self._validation = _validate(t, done)
             start += time.perf_counter() - begun  # an evaluation is not part of the step
         is_due = _is_due(run, recipe.checkpoint.every, done) or _is_new_best(t, done)
         if not self.is_over and (is_due or votes.save or votes.stop):
@@ -141,7 +142,7 @@ class _Loop:
         if done < run.steps and t.steps.shares.is_due(done):
             self._read(0)  # reads all steps that ran with these shares
             if said := t.steps.shares.decide(done):
-                self._records.say(said)
+                t.records.say(said)
         self._sums.add_time(done, time.perf_counter() - start)
         if done < run.steps and votes.stop:
             reason = self._stop.reason  # read before others may be asked to end
@@ -163,7 +164,7 @@ class _Loop:
         elif not saver.wait(world, 0 if self._is_put_off else PATIENCE_S):
             if not self._is_put_off:
                 saver.costs.put_off += 1
-                self._records.say(f"checkpoint of step {done} put off: the one before is written")
+                self.t.records.say(f"checkpoint of step {done} put off: the one before is written")
             self._is_put_off = True
             return
         _save(self.t, done)
@@ -179,20 +180,20 @@ class _Loop:
             self._sums.add(result)
             t.steps.shares.add(result)
             noise = t.learner.noise.add(done, result.squares)
-            self._records.step(done, t.run.learning_rate(done - 1), result, noise)
+            t.records.step(done, t.run.learning_rate(done - 1), result, noise)
             t.learner.mode.rise.add(result.loss)
             _check_rise(t, done)
             votes = Votes(votes.stop or result.votes.stop, votes.save or result.votes.save)
         return votes
 
     def end(self) -> Result:
-        t, recipe, last, records = self.t, self.t.run.recipe, self._last, self._records
+        t, recipe, last, records = self.t, self.t.run.recipe, self._last, self.t.records
         with self._explained():
             is_new = t.start.step < last or not _is_saved(t, last)
             if is_new:
                 self._save(last, is_now=True)  # before the evaluation, which may fail
             if self._validation is None:
-                self._validation = _validate(t, last, records)
+                self._validation = _validate(t, last)
                 if is_new and _is_new_best(t, last):
                     t.best.checkpoint = _path(t, last)
                     t.saver.wait(t.world)
@@ -200,7 +201,7 @@ class _Loop:
             stopped_early = t.best.has_stalled(recipe.train.stop_after)
             if stopped_early:
                 records.say(t.best.stall_message(last))
-            test = _evaluate(t, t.learner.data.test, "test", last, records)
+            test = _evaluate(t, t.learner.data.test, "test", last)
             t.saver.finish(t.world)
             test_of_best = None
             if stopped_early and t.best.step < last and t.best.checkpoint:
@@ -335,23 +336,23 @@ def _is_new_best(t: Training, done: int) -> bool:
     return t.run.recipe.checkpoint.best and t.best.step == done == t.best.evaluated
 
 
-def _validate(t: Training, done: int, records: Records) -> Evaluation | None:
+def _validate(t: Training, done: int) -> Evaluation | None:
     validation = t.learner.data.validation
     if validation is None:
         return None
-    evaluation = _evaluate(t, validation, "validation", done, records)
+    evaluation = _evaluate(t, validation, "validation", done)
     if t.world.is_first and t.state.has_all_weights:
-        records.weights(done, weights_digest(t.state.tensors_held_by_all(WEIGHTS)))
+        t.records.weights(done, weights_digest(t.state.tensors_held_by_all(WEIGHTS)))
     if t.best.evaluated != done:  # else the run was resumed from there
         t.best.add(done, evaluation)
     return evaluation
 
 
-def _evaluate(t: Training, dataset: Dataset, split: str, done: int, records: Records) -> Evaluation:
+def _evaluate(t: Training, dataset: Dataset, split: str, done: int) -> Evaluation:
     t.steps.ranks.gather()
     _estimate_norms(t, done)
     evaluation = _evaluated(t, dataset)
-    records.evaluation(split, done, evaluation)
+    t.records.evaluation(split, done, evaluation)
     return evaluation
 
 

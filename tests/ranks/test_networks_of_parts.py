@@ -30,7 +30,6 @@ from firecaffe.training.parallel.cut_pieces import FreshNetwork
 from firecaffe.training.parallel.mesh import make_mesh
 from firecaffe.training.parallel.split_network import split_network
 from firecaffe.training.parallel.staged import cut_network
-from firecaffe.training.records import Records
 from firecaffe.training.updates.every_rank import EveryRank
 from tests.kit.worlds import Trained, Training, changed, end
 from tests.ranks.networks import small_data
@@ -158,10 +157,10 @@ def fit(parallel: ParallelConfig, folder: Path) -> dict[str, int]:
         parallel=parallel,
     )
 
-    def run_training(t: LoopTraining, records: Records) -> Result:
+    def run_training(t: LoopTraining) -> Result:
         activations = Activations(t.learner.holding.forward.model.parameters())
         with torch.autograd.graph.saved_tensors_hooks(activations.pack, lambda kept: kept.tensor):
-            result = train(t, records)
+            result = train(t)
         assert isinstance(t.steps.stepper, EveryStep)
         assert isinstance(t.learner.update, EveryRank)
         for name in ("parameter", "optimizer"):
