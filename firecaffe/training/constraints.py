@@ -130,7 +130,6 @@ class Pruning:
         return self._words.how == SURGERY and step < self._words.steps
 
     def _choose(self, done: int) -> None:
-        chosen = {}
         whole = self._wholes.of_own if self._words.scope == LAYER else self._wholes.of_all
         may_return = self._words.how == SURGERY
         weights = whole(self.dense if may_return else self._weights)

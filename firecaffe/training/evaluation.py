@@ -126,9 +126,7 @@ def _of_all(
     metrics = task.measured
     gathered = gather_json(result_group, stated)
     in_batch_order = sorted(tuple(row) for part in gathered for row in part["rows"])
-    classes: Counter[int] = Counter()
-    for part in gathered:
-        classes.update(dict(part["classes"]))
+    classes = sum((Counter(dict(part["classes"])) for part in gathered), Counter[int]())
     _, counts, losses = zip(*in_batch_order, strict=True)
     count = sum(counts)
     states = unpack(metrics, gather_bytes(result_group, pack(parts))) if metrics else {}

@@ -11,7 +11,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -90,8 +90,7 @@ def _copy_pieces(world: World, passed: Checkpoint, sees: bool) -> None:
 def _send_file(world: World, path: Path, copy: IO[bytes] | None) -> None:
     size = torch.tensor([path.stat().st_size if world.is_first else 0])
     broadcast(world, size)
-    source = open_regular(path) if world.is_first else None
-    try:
+    with open_regular(path) if world.is_first else nullcontext() as source:
         for start in range(0, int(size), CHUNK_BYTES):
             length = min(CHUNK_BYTES, int(size) - start)
             data = bytearray(length if source is None else source.read(length))
@@ -100,9 +99,6 @@ def _send_file(world: World, path: Path, copy: IO[bytes] | None) -> None:
                 copy.write(data)
         if copy is not None:
             copy.flush()
-    finally:
-        if source is not None:
-            source.close()
 
 
 class BroadcastTensors(StoredByName):
