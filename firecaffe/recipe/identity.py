@@ -39,7 +39,14 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
     Workers, exchange, checkpoints and paths are none. A compressor is one, as is the number of
     steps if the rate, the last workers of a server, or the averages of replicas depend on it.
     """
-    sections = ("model", "data", "train", "solver", "task")
+    synchrony = recipe.synchrony
+    optional = {
+        "prune": recipe.prune.is_on,
+        "share": recipe.share.is_on,
+        "synchrony": synchrony.mode != EVERY_STEP,
+    }
+    sections = {"model", "data", "train", "solver", "task"}
+    sections |= {section for section, is_on in optional.items() if is_on}
     settings = {
         name: without_folder(value) if name in REFERENCES else value
         for name, value in flatten(recipe).items()
@@ -53,23 +60,9 @@ def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
         settings["parallel.parts"] = recipe.parallel.num_parts
         if not recipe.parallel.split:  # parallel.split names the layers, if set
             settings["parallel.scheme"] = recipe.parallel.scheme
-    for section, is_on in (("prune", recipe.prune.is_on), ("share", recipe.share.is_on)):
-        if is_on:
-            settings |= _section_settings(recipe, section)
-    synchrony = recipe.synchrony
     if recipe.solver.lr_policy in LENGTH_DEPENDENT or synchrony.depends_on_last_step:
         settings["train.steps"] = steps
-    if synchrony.mode != EVERY_STEP:
-        settings |= _section_settings(recipe, "synchrony")
     return settings
-
-
-def _section_settings(recipe: Recipe, section: str) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in flatten(recipe).items()
-        if name.startswith(f"{section}.") and name not in _FREE_WORDS
-    }
 
 
 def search_id(recipe: Recipe) -> str:

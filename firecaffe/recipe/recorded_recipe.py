@@ -69,10 +69,9 @@ def read_recipe_file(path: Path) -> Recipe:
 def recipe_from(sections: dict[str, Any]) -> Recipe:
     """Make an unchecked recipe of sections and defaults. Raises: RecipeError if one is unknown."""
     default = Recipe()
-    sections_known = {field.name for field in dataclasses.fields(default)}
     configs = {}
     for name, settings in sections.items():
-        if not isinstance(settings, dict) or name not in sections_known:
+        if not isinstance(settings, dict) or name not in Recipe.__dataclass_fields__:
             raise RecipeError(f"{name}: a recipe has no such section")
         config = getattr(default, name)
         settings = {
@@ -80,8 +79,7 @@ def recipe_from(sections: dict[str, Any]) -> Recipe:
             for word, value in settings.items()
             if (key := f"{name}.{word}") not in GONE or value != GONE[key]
         }
-        known = {field.name for field in dataclasses.fields(config)}
-        for word in settings.keys() - known:
+        for word in settings.keys() - config.__dataclass_fields__.keys():
             raise RecipeError(f"{name}.{word}: a recipe has no such word")
         try:
             checked(settings, type(config))
