@@ -136,9 +136,9 @@ def described(
 
 
 def with_nets(file: Path, own: Recipe, named: Container[str]) -> Recipe:
-    """Return `own`, the file's recipe, with the paths of its Caffe nets.
+    """Return `own`, the file's recipe, with the paths of its Caffe nets. Raises: RecipeError.
 
-    They lie beside the file, or here. named: settings that the user gives. Raises: RecipeError.
+    They lie beside the file or in the current folder. named: settings that the user gives.
     """
     with _opened(file) as opened:
         digests = opened.network.get(NETS)

@@ -132,7 +132,7 @@ class Result:
     def history(self) -> list[dict[str, Any]]:
         """The recorded rows: of each step (kind "train"), and of each "validation" and "test".
 
-        Each has a step, loss and metrics. Raises: RunError if this host has not the folder.
+        Each has a step, loss and metrics. Raises: RunError if this host lacks the folder.
         """
         path = self.folder / METRICS
         if not path.exists():
