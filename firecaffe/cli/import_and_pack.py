@@ -55,7 +55,7 @@ PACK_USAGE = (
 PACK_NOTES = (
     "SOURCE is a folder of images (train/CLASS/*.jpg, test or val; or CLASS/*.jpg alone), a tar of "
     "one, WebDataset's tar files (KEY.jpg and KEY.cls), idx files, CIFAR-10's binary files, or "
-    "Caffe's LMDBs (pip install 'firecaffe[lmdb]').",
+    "Caffe's LMDBs.",
     "Images are kept byte by byte, unless --resize, --quality or --raw changes them. Broken images "
     "are left out, counted and listed, also in dataset.json.",
     "Of a source without a test part, a tenth of each class is held out as one, always the same "

@@ -8,15 +8,17 @@ OpenCV, modules/imgproc/src/resize.cpp and color_rgb.cpp (fixed point of 11 and 
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-from firecaffe.data.dataset import BrokenSampleError, reading
+from firecaffe.caffe.binary import BYTES, VARINT, Wire, signed
+from firecaffe.caffe.message import CaffeError
+from firecaffe.data.dataset import BrokenSampleError, reading, shape_text
 from firecaffe.data.decode import JPEG, PILLOW_ERRORS, PNG, check_size, decode, open_image
 from firecaffe.data.image_folder import read_image_file
 from firecaffe.data.lmdb_file import LmdbFile
@@ -84,52 +86,33 @@ def _joined(folders: Iterable[str], *names: str) -> list[str]:
     return list(dict.fromkeys(os.path.join(folder, name) for folder in folders for name in names))
 
 
-FIELDS = (
-    ("channels", 1, "INT32"),
-    ("height", 2, "INT32"),
-    ("width", 3, "INT32"),
-    ("data", 4, "BYTES"),
-    ("label", 5, "INT32"),
-    ("float_data", 6, "FLOAT"),
-    ("encoded", 7, "BOOL"),
-)
-REPEATED = ("FLOAT",)
+SHAPE, DATA, LABEL, FLOAT_DATA, ENCODED = (1, 2, 3), 4, 5, 6, 7
+"""The numbers of a Datum's fields in caffe.proto."""
 
 
-def check_protobuf(path: Path) -> None:
-    """Raise DataError if protobuf, which `path` needs, is not installed."""
-    try:
-        import google.protobuf  # noqa: F401
-    except ImportError:
-        raise DataError(
-            f"{path}: Caffe's LMDBs need protobuf; pip install 'firecaffe[lmdb]'"
-        ) from None
+class Datum(NamedTuple):
+    shape: tuple[int, ...]
+    """Channels, rows and columns; 0 if not stated, as for most encoded images."""
+    data: bytes
+    floats: NDArray[np.float32]
+    label: int
+    encoded: bool
 
 
-def parse_datum(value: bytes) -> Any:
-    """Parse a Datum. Raises google.protobuf's DecodeError."""
-    datum = message_of("Datum", FIELDS)()
-    datum.ParseFromString(value)
-    return datum
-
-
-@cache
-def message_of(name: str, fields: tuple[tuple[str, int, str], ...]) -> Any:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", package="firecaffe")
-    message = file.message_type.add(name=name)
-    of_field = descriptor_pb2.FieldDescriptorProto
-    for field, number, kind in fields:
-        message.field.add(
-            name=field,
-            number=number,
-            type=getattr(of_field, f"TYPE_{kind}"),
-            label=of_field.LABEL_REPEATED if kind in REPEATED else of_field.LABEL_OPTIONAL,
-        )
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"firecaffe.{name}"))
+def parse_datum(value: bytes) -> Datum:
+    """Parse a record of an LMDB. Raises CaffeError if it is no Datum."""
+    wire, data, pieces = Wire(value, "no Datum"), b"", [np.empty(0, np.float32)]
+    numbers: dict[int, int] = {}
+    for part in wire.parts(0, len(value)):
+        if part.kind == VARINT:
+            numbers[part.number] = signed(part.value)
+        elif part.number == DATA and part.kind == BYTES:
+            data = wire.text(part)
+        elif part.number == FLOAT_DATA and (piece := wire.fixed(part, 4)) is not None:
+            pieces.append(piece)
+    shape = tuple(numbers.get(number, 0) for number in SHAPE)
+    label, encoded = numbers.get(LABEL, 0), bool(numbers.get(ENCODED))
+    return Datum(shape, data, np.concatenate(pieces), label, encoded)
 
 
 NATIVE, COLOR, GRAY = "native", "color", "gray"
@@ -234,7 +217,6 @@ class LmdbRecords:
     class_names: tuple[str, ...] = ()
 
     def __init__(self, path: Path, color: str) -> None:
-        check_protobuf(path)
         self.path, self.color = path, color
         self._database = LmdbFile(path)
         if not len(self):
@@ -255,27 +237,23 @@ class LmdbRecords:
             raise BrokenSampleError(f"{self.name(sample)}: {error}") from error
         return Record(image_CHW, datum.label)
 
-    def _datum(self, sample: int) -> Any:
-        from google.protobuf.message import DecodeError
-
+    def _datum(self, sample: int) -> Datum:
         try:
             return parse_datum(self._database.value(sample))
-        except DecodeError as error:
-            raise BrokenSampleError(f"{self.name(sample)}: is no Datum, {error}") from error
+        except CaffeError as error:
+            raise BrokenSampleError(f"{self.name(sample)}: is {error}") from error
 
 
-def _raw(datum: Any) -> Pixels:
-    shape = (datum.channels, datum.height, datum.width)
-    pixels: Pixels
-    if datum.data or not len(datum.float_data):
-        pixels, what = np.frombuffer(datum.data, np.uint8), "bytes of pixels"
-    else:
-        pixels, what = np.array(datum.float_data, np.float32), "numbers"
-    expected = shape[0] * shape[1] * shape[2]
-    if min(shape) < 1 or pixels.size != expected:
-        by = " x ".join(map(str, shape))
+def _raw(datum: Datum) -> Pixels:
+    pixels: Pixels = np.frombuffer(datum.data, np.uint8)
+    what = "bytes of pixels"
+    if not datum.data and len(datum.floats):
+        pixels, what = datum.floats, "numbers"
+    expected = prod(datum.shape)
+    if min(datum.shape) < 1 or pixels.size != expected:
+        by = shape_text(datum.shape)
         raise BrokenSampleError(f"holds {pixels.size} {what} for {by}; expected {expected}")
-    return pixels.reshape(shape)
+    return pixels.reshape(datum.shape)
 
 
 class ListedImages:

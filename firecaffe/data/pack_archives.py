@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from firecaffe.data.caffe_records import check_protobuf, parse_datum
+from firecaffe.caffe.message import CaffeError
+from firecaffe.data.caffe_records import parse_datum
 from firecaffe.data.dataset import BrokenSampleError, reading
 from firecaffe.data.image_folder import SUFFIXES, is_hidden, is_image, kind_of, notes_of
 from firecaffe.data.lmdb_file import FILE, LmdbFile
@@ -174,9 +176,6 @@ def is_lmdb(path: Path) -> bool:
 
 def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
     """Open LMDBs. Raises DataError if one is damaged, or images differ in kind or shape."""
-    check_protobuf(about)
-    from google.protobuf.message import DecodeError
-
     kinds: set[tuple[str, tuple[int, ...]]] = set()
     parts = {}
     largest = 0
@@ -186,11 +185,10 @@ def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
         for number in range(len(database)):
             try:
                 datum = parse_datum(database.value(number))
-            except DecodeError as error:
+            except CaffeError as error:
                 raise DataError(f"{path}: not a whole LMDB of Datums, {error}") from error
-            raw = (datum.channels, datum.height, datum.width)
-            kinds.add(("jpeg", ()) if datum.encoded else ("raw", raw))
-            labels.append(int(datum.label))
+            kinds.add(("jpeg", ()) if datum.encoded else ("raw", datum.shape))
+            labels.append(datum.label)
             sizes.append(len(datum.data))
         if not labels:
             raise DataError(f"{path}: holds no images")
@@ -219,15 +217,15 @@ def open_lmdbs(by_part: Mapping[str, Path], about: Path, bgr: bool) -> Source:
 def _reader(database: LmdbFile, bgr: bool) -> Callable[[int], bytes]:
     def read(number: int) -> bytes:
         datum = parse_datum(database.value(number))
-        content = bytes(datum.data)
         if datum.encoded:
-            return content
-        size = datum.channels * datum.height * datum.width
-        if len(content) != size:
-            raise BrokenSampleError(f"{len(content)} bytes of pixels, expected {size}")
-        if bgr and datum.channels == 3:
-            planes = np.frombuffer(content, np.uint8).reshape(3, -1)
+            return datum.data
+        if len(datum.data) != prod(datum.shape):
+            raise BrokenSampleError(
+                f"{len(datum.data)} bytes of pixels, expected {prod(datum.shape)}"
+            )
+        if bgr and datum.shape[0] == 3:
+            planes = np.frombuffer(datum.data, np.uint8).reshape(3, -1)
             return planes[::-1].tobytes()
-        return content
+        return datum.data
 
     return read

@@ -10,15 +10,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from numpy.typing import NDArray
 from PIL import Image
 
-from firecaffe.data.caffe_records import FIELDS, message_of
 from tools.caffe_goldens.record import FOLDER
 
 RECORDED = FOLDER / "data.npz"
@@ -32,6 +33,35 @@ def pixels(shape: tuple[int, ...], sample: int) -> NDArray[np.uint8]:
     """Like noise, and always the same."""
     place = np.arange(np.prod(shape), dtype=np.int64).reshape(shape) + 1000 * sample
     return ((place * place * 31 + place * 17) // 7 % 256).astype(np.uint8)
+
+
+FIELDS = (
+    ("channels", 1, "INT32"),
+    ("height", 2, "INT32"),
+    ("width", 3, "INT32"),
+    ("data", 4, "BYTES"),
+    ("label", 5, "INT32"),
+    ("float_data", 6, "FLOAT"),
+    ("encoded", 7, "BOOL"),
+)
+REPEATED = ("FLOAT",)
+
+
+@cache
+def message_of(name: str, fields: tuple[tuple[str, int, str], ...]) -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", package="firecaffe")
+    message = file.message_type.add(name=name)
+    of_field = descriptor_pb2.FieldDescriptorProto
+    for field, number, kind in fields:
+        message.field.add(
+            name=field,
+            number=number,
+            type=getattr(of_field, f"TYPE_{kind}"),
+            label=of_field.LABEL_REPEATED if kind in REPEATED else of_field.LABEL_OPTIONAL,
+        )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"firecaffe.{name}"))
 
 
 def datum(**words: Any) -> bytes:
