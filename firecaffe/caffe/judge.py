@@ -32,6 +32,10 @@ class NetParts:
     the values before it."""
 
     @property
+    def made(self) -> set[str]:
+        return {top for step in self.network for top in step.tops}
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """The targets with one number per sample, as far as the file states their shape."""
         shaped = [(target.blob, target.shape) for target in self.targets]
@@ -200,7 +204,7 @@ def non_mean_losses(judge: Judge) -> list[str]:
             if not normalization.is_mean:
                 by = "the labels that count" if normalization.how == VALID else "nothing"
                 lines.append(
-                    f"{step.layer.where}:{step.layer.line}: {step.type} {step.name!r} divides by "
+                    f"{step.layer.place()}: {step.type} {step.name!r} divides by "
                     f"{by}, of each micro-batch: Caffe's loss is that of train.micro_batch_size = "
                     "its batch_size"
                 )
@@ -210,12 +214,11 @@ def non_mean_losses(judge: Judge) -> list[str]:
 def _with(parts: NetParts, others: NetParts, is_wanted: Callable[[GraphStep], bool]) -> NetParts:
     if any(is_wanted(judge) for judge in parts.judges):
         return parts
-    made = {top for step in parts.network for top in step.tops}
     main = others.main_loss
     given = {*(parts.blobs or others.blobs)} | ({main.bottoms[0]} if main is not None else set())
     theirs = {target.blob for target in parts.targets}
     theirs |= {top for judge in parts.judges for top in judge.tops}
-    there = (given & (made | {*parts.blobs})) | theirs
+    there = (given & (parts.made | {*parts.blobs})) | theirs
     added = [e for e in others.judges if is_wanted(e) and there.issuperset(e.bottoms)]
     taken = {blob: None for judge in added for blob in judge.bottoms if blob not in theirs}
     blobs = dict.fromkeys((*parts.blobs, *taken))

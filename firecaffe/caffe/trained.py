@@ -152,10 +152,7 @@ def _wanted(
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
     """Return the output blobs of each phase, and its main one: the main loss's, else the first."""
     train, test = parts["TRAIN"], parts["TEST"]
-    made = {
-        phase: {top for step in of_phase.network for top in step.tops}
-        for phase, of_phase in parts.items()
-    }
+    made = {phase: of_phase.made for phase, of_phase in parts.items()}
     wanted = {"TRAIN": train.blobs, "TEST": test.blobs}
     if not test.blobs:  # without judges: the blobs of TRAIN that exist here
         wanted["TEST"] = tuple(blob for blob in train.blobs if blob in made["TEST"])
@@ -176,9 +173,8 @@ def _wanted(
 
 
 def _main(parts: NetParts) -> str:
-    made = {top for step in parts.network for top in step.tops}
     taken = parts.main_loss.bottoms if parts.main_loss is not None else ()
-    return next((blob for blob in taken if blob in made), "")
+    return next((blob for blob in taken if blob in parts.made), "")
 
 
 def _leading_to(steps: Sequence[GraphStep], blobs: Iterable[str]) -> tuple[GraphStep, ...]:

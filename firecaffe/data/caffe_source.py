@@ -7,10 +7,10 @@ from os.path import exists
 import torch
 from torch import Tensor
 
-from firecaffe.caffe import binary, text
+from firecaffe.caffe import binary
 from firecaffe.caffe.graph import layers_of, phase_of
 from firecaffe.caffe.message import Message
-from firecaffe.caffe.upgrade import current
+from firecaffe.caffe.upgrade import current_net
 from firecaffe.data.caffe_layers import (
     CONVERT,
     DataLayer,
@@ -101,7 +101,7 @@ def open_caffe(config: DataConfig) -> DataParts:
 
     Raises RecipeError for invalid data layers or settings, DataError for missing or damaged files.
     """
-    net, _ = current(text.read(caffe_file("data.name", config.name)))
+    net = current_net(caffe_file("data.name", config.name))
     return open_phases({phase: layers_of(net, phase) for phase in (TRAIN, TEST)}, config)
 
 
@@ -132,7 +132,7 @@ def open_caffe_test(config: DataConfig) -> TestPart | None:
 
 
 def _opened(config: DataConfig) -> tuple[Message, list[DataLayer], list[DataLayer]]:
-    net, _ = current(text.read(caffe_file("data.name", config.name)))
+    net = current_net(caffe_file("data.name", config.name))
     layers, test_layers = (_understood(layers_of(net, phase)) for phase in (TRAIN, TEST))
     return net, layers, test_layers
 
@@ -167,7 +167,7 @@ def _set(layers: Sequence[DataLayer], phase: str, config: DataConfig) -> CaffeSe
 
 def open_tops(layer: DataLayer, phase: str, config: DataConfig) -> Tops:
     places = CaffePaths(layer.layer.where, config.path)
-    at = f"{layer.layer.where}:{layer.layer.line}"
+    at = layer.layer.place()
     if layer.backend != "LMDB":
         raise DataError(f"{at}: {CONVERT}")
     source = places.find(f"{at}: source", layer.source)
@@ -187,7 +187,7 @@ def _transformer(layer: DataLayer, phase: str, config: DataConfig) -> Transforme
     mean_CHW = None
     if layer.transform.mean_file:
         places = CaffePaths(layer.layer.where, config.path)
-        at = f"{layer.layer.where}:{layer.layer.line}: mean_file"
+        at = f"{layer.layer.place()}: mean_file"
         mean_CHW = binary.read_mean(places.find(at, layer.transform.mean_file))
     return Transformer(layer.transform, phase_of(layer.layer, phase) == TRAIN, mean_CHW)
 

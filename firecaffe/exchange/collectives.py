@@ -82,9 +82,7 @@ def block(num_elements: int, world_size: int, source: int, destination: int) -> 
 
 
 def _direct_rounds(p: int, n: int, rank: int) -> Iterator[OwnRound]:
-    # Each rank starts with its next neighbor, so that not all send to one at once (incast).
-    others = [(rank + distance) % p for distance in range(1, p)]
-    pairs = [(rank, other) for other in others] + [(other, rank) for other in others]
+    pairs = sharded_parameter_server.with_all_others(p, rank)
     yield 0, [Transfer(a, b, *block(n, p, a, b), reduce=False) for a, b in pairs]
 
 

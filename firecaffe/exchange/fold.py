@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 
 from firecaffe.exchange.leaves import Node, Shares, largest_nodes, small_first
 from firecaffe.exchange.schedule import REDUCE_SCATTER, OwnRound, Schedule, Transfer, equal_cuts
+from firecaffe.exchange.sharded_parameter_server import with_all_others
 
 
 def schedule(
@@ -102,9 +103,7 @@ def _waves(inputs: Sequence[Sequence[Node]], num_leaves: int, early: bool) -> li
 
 
 def _rounds(waves: Sequence[Wave], ends: Sequence[int], rank: int) -> Iterator[OwnRound]:
-    p = len(waves[0])
-    others = [(rank + distance) % p for distance in range(1, p)]
-    pairs = [(rank, other) for other in others] + [(other, rank) for other in others]
+    pairs = with_all_others(len(waves[0]), rank)
     for number, wave in enumerate(waves):
         yield (
             number,

@@ -75,9 +75,9 @@ Outline = dict[str, tuple[list[str], torch.Size]]
 """A network's tensors by name: possible names in a file, several if tied, and the shape."""
 
 
-def load_weights(network: nn.Module, file: str, sha256: str = "") -> FirstWeights:
+def load_weights(network: nn.Module, file: str) -> FirstWeights:
     """Copy a file's tensors into a network, with conversion. Raises RecipeError if none fits."""
-    taken, fitting = read_weights(outline_of(network), file, sha256)
+    taken, fitting = read_weights(outline_of(network), file)
     named = _named(network)
     with torch.no_grad():
         for name, tensor in fitting.items():
