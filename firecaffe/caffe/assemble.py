@@ -37,8 +37,6 @@ class Call:
 
 @dataclass
 class Assembled:
-    """The modules and calls made from a graph, and the final shape of every blob."""
-
     calls: list[Call] = field(default_factory=list)
     modules: dict[str, nn.Module] = field(default_factory=dict)
     shapes: dict[str, Shape] = field(default_factory=dict)
@@ -83,7 +81,6 @@ def assemble(
 def run(
     modules: Mapping[str, nn.Module | None], calls: Iterable[Call], values: dict[str, Tensor]
 ) -> None:
-    """Run calls in order, and update `values`, the blobs by name."""
     for call in calls:
         bottoms = [values[blob] for blob in call.step.bottoms]
         module = modules[call.module]

@@ -125,11 +125,7 @@ class TrainedLayer(NamedTuple):
 
 
 def read(path: Path) -> dict[str, list[Array]]:
-    """Read the blobs of each layer that has some, in Caffe's order and the file's shapes.
-
-    It takes at most twice the file's size in memory. If a name occurs twice, the last counts, as in
-    Caffe. Raises CaffeError (one line) if the file is damaged or not a file of weights.
-    """
+    """Read each layer's blobs, in Caffe's order; of a name the last counts. Raises CaffeError."""
     if is_hdf5(path):
         return read_hdf5(path)
     wire = opened(path)

@@ -73,14 +73,12 @@ def msra_fan_out(weight: Tensor) -> None:
 
 @torch.no_grad()
 def positive_unitball(weight: Tensor) -> None:
-    """Fill uniformly within 0 to 1, then divide each output's weights by their sum."""
     nn.init.uniform_(weight)
     weight.div_(weight.flatten(1).sum(1).view(-1, *[1] * (weight.dim() - 1)))
 
 
 @torch.no_grad()
 def bilinear(weight: Tensor) -> None:
-    """Make every filter (…, size, size) an interpolation."""
     size = weight.shape[-1]
     half = math.ceil(size / 2)
     center = (2 * half - 1 - half % 2) / (2 * half)

@@ -76,7 +76,6 @@ class InputBlob:
 
     blob: str
     shape: Shape | None
-    """The shape; None if the file does not state it."""
     layer: Message
     is_first: bool
     """Whether it is its layer's first top: the samples, not their targets."""
@@ -92,7 +91,6 @@ class GraphStep:
     bottoms: tuple[str, ...]
     tops: tuple[str, ...]
     loss_weights: tuple[float, ...]
-    """The loss weight of each top; 0 if it is no loss."""
     may_overwrite: bool
     """Whether it works in place and no other step needs the overwritten values."""
 
@@ -249,10 +247,7 @@ def read_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, Graph]:
 
 
 def both_phases(net: Message, kinds: Mapping[str, Kind]) -> dict[str, list[Message]]:
-    """Return the layers of TRAIN and of TEST. Raises CaffeError.
-
-    A phase in which no layer reads samples gets the layers of the other phase.
-    """
+    """Return TRAIN's and TEST's layers; without data, the other phase's. Raises CaffeError."""
     layers = {phase: layers_of(net, phase) for phase in PHASES}
     there = {
         phase: of_phase

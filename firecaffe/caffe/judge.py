@@ -26,7 +26,6 @@ class NetParts:
     blobs: tuple[str, ...]
     """The blobs that the judges take from the network, in the order of first use."""
     targets: tuple[InputBlob, ...]
-    """The targets: all tops of the data layers but the first."""
     softmax: GraphStep | None = None
     """The Softmax at the end of a net without judges. It is not in `network`, since a task takes
     the values before it."""
@@ -104,7 +103,6 @@ class Judge:
         )
 
     def loss(self, blobs: Blobs, targets: Any) -> Tensor:
-        """Return the weighted sum of the losses. `blobs`: the network's outputs, by name."""
         values = self._run(blobs, targets, lambda step: step.type != "Accuracy")
         total: Tensor | None = None
         for step in self.parts.losses:

@@ -31,10 +31,7 @@ class LocalResponseNorm(nn.Module):
 
 
 class LocalResponseNormWithinChannel(nn.Module):
-    """Compute x / (1 + alpha * mean of x^2) ^ beta, with a mean over size x size pixels around it.
-
-    Pixels beyond the edge count as 0, as in Caffe's LRN with norm_region WITHIN_CHANNEL.
-    """
+    """Compute x / (1 + alpha * mean of x^2) ^ beta over size x size pixels; 0 beyond the edge."""
 
     def __init__(self, size: int, alpha: float, beta: float) -> None:
         super().__init__()

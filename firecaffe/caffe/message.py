@@ -61,7 +61,6 @@ class Message:
         return self._asked
 
     def changed(self, without: Collection[str] = (), added: Iterable[Field] = ()) -> Message:
-        """Return a message at the same line, without fields of some names and with added ones."""
         kept = [field for field in self.fields if field.name not in without]
         return Message([*kept, *added], self.line, self.where)
 

@@ -55,7 +55,6 @@ def share(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> None:
 
 
 def tie(kind: Kind, module: nn.Module, other: nn.Module) -> bool:
-    """Replace a module's tensors by those of `other`, the same layer. Return whether they fit."""
     blobs, others = blobs_of(kind, module), blobs_of(kind, other)
     if [(n, t.shape) for n, t in blobs.items()] != [(n, t.shape) for n, t in others.items()]:
         return False
@@ -70,11 +69,7 @@ def put(module: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def multipliers(calls: Iterable[Call], modules: Mapping[str, nn.Module]) -> dict[str, Multipliers]:
-    """Return every parameter's multipliers, by its name in the net.
-
-    A shared parameter has those of the first layer that sets them. Raises CaffeError if layers
-    disagree, or if one has more `param` than blobs.
-    """
+    """Return multipliers by parameter; the first layer that sets one counts. Raises CaffeError."""
     names: dict[Tensor, str] = {}
     by_name: dict[str, Multipliers] = {}
     said: dict[tuple[str, str], float] = {}

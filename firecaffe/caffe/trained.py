@@ -74,7 +74,6 @@ class PredictionPath:
     name: str
     source: str
     shape: tuple[int, ...]
-    """The samples' shape, with the file's batch size."""
     calls: tuple[Call, ...]
     blob: str
     loss: GraphStep | None
@@ -227,7 +226,6 @@ class Deployed(NamedTuple):
     layers: list[TrainedLayer]
     output: str
     softmax_axis: int | None
-    """The axis of the added softmax; None if there is none."""
 
 
 def deployed(network: TrainedNet) -> Deployed:

@@ -25,7 +25,6 @@ def _same(*names: str) -> dict[str, str]:
 
 
 def _pairs(words: str) -> dict[str, str]:
-    """Read "OLD=New …" as a dict."""
     return dict(pair.split("=") for pair in words.split())
 
 
@@ -71,7 +70,6 @@ V0_TRANSFORM = {"meanfile": "mean_file", "cropsize": "crop_size", **_same("scale
 
 
 def _group(name: str, fields: Sequence[Field], where: str) -> Field:
-    """Make a message of fields, at the line of the first one."""
     line = fields[0].line
     return Field(name, Message(fields, line, where), line)
 
@@ -227,10 +225,7 @@ def current_net(where: str | Path | Message) -> Message:
 
 
 def current(net: Message) -> tuple[Message, list[Note]]:
-    """Return the net in current form, with the file's lines, and a note on each kind of change.
-
-    Fields that are not understood are kept. Raises CaffeError if Caffe would refuse the net.
-    """
+    """Return the net in current form, and a note on each kind of change. Raises CaffeError."""
     notes: list[Note] = []
     for upgrade in (_layers, _inputs, _batch_norms):
         net, more_notes = upgrade(net)

@@ -49,10 +49,7 @@ def random_crop_mirror(
     pad: int = 0,
     mirror: bool = False,
 ) -> Tensor:
-    """Pad with zeros, crop `crop` x `crop` at a random place, and mirror half of the images.
-
-    `samples_B` are numbers in the data set (int64). Crop 0 keeps the size; padding shifts images.
-    """
+    """Pad with zeros, crop at a random place, and mirror half. `samples_B`: numbers in the set."""
     height, width = images_BCHW.shape[2:]
     rows, columns = cropped_shape((height, width), crop, pad)
     is_moved = (rows, columns) != (height, width) or pad > 0
@@ -103,10 +100,7 @@ def normalize(
     std: Sequence[float] = (),
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """Return (x - mean) / std in float32 on `device`. Images of uint8 are divided by 255 first.
-
-    `mean` and `std` have one value, or one per channel, or none to skip the step.
-    """
+    """Return (x - mean) / std in float32 on `device`. Images of uint8 are divided by 255 first."""
     # Moved before conversion: a uint8 pixel has a quarter of the bytes of a float32 one.
     images_BCHW = images_BCHW.to(device, non_blocking=True)
     # A new tensor, since the rest is done in place and the images may belong to the data set.

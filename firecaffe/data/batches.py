@@ -138,7 +138,6 @@ def test_fetcher(dataset: Dataset, config: DataConfig) -> Fetch:
 T = TypeVar("T")
 
 PREFETCH_BYTES = 256_000_000
-"""Memory limit of the batches fetched ahead."""
 
 FEWEST, MOST = 2, 32
 """Limits of the number of batches fetched ahead, whatever their size."""
@@ -160,10 +159,7 @@ def sample_bytes(dataset: Dataset) -> int:
 def ahead(
     calls: Iterable[Callable[[], T]], dataset: Dataset, batch_bytes: int
 ) -> Generator[T, None, None]:
-    """Yield the calls' results in order. `batch_bytes` is the approximate size of each.
-
-    Closing the iterator drops calls that have not begun, and waits for the others.
-    """
+    """Yield the calls' results in order. Closing drops calls not begun and waits for others."""
     fetchers = fetchers_of(dataset)
     if not fetchers:
         yield from (call() for call in calls)
@@ -203,11 +199,7 @@ class Batches:
         return network_layout(self.dataset, self.config)
 
     def train_batch(self, step: int, leaf: int) -> Batch:
-        """Return inputs and targets on the device; at an epoch's end fewer samples, perhaps none.
-
-        Images are float32, augmented and normalized (BChw), labels int64 (B). Raises DataError if
-        the data set ends before its stated length.
-        """
+        """Return a batch on the device; at an epoch's end fewer samples. Raises DataError."""
         return self.on_device(self.host_batch(step, leaf))
 
     def host_batch(self, step: int, leaf: int) -> Batch:
@@ -229,7 +221,6 @@ class Batches:
 def on_device(
     batch: Batch, dataset: Dataset, config: DataConfig, device: torch.device | str
 ) -> Batch:
-    """Move a host batch to the device, and normalize images there."""
     if not is_images(dataset):
         return map_batch(lambda tensor: tensor.to(device, non_blocking=True), batch)
     images_BChw, labels_B = batch

@@ -62,7 +62,6 @@ class Transform:
     """Side of the crop: random in TRAIN, central in TEST. 0: none."""
     mean_file: str = ""
     mean_values: tuple[float, ...] = ()
-    """One for all channels, or one for each."""
 
     def __str__(self) -> str:
         mean = self.mean_file.rpartition("/")[2] or " ".join(f"{m:.9g}" for m in self.mean_values)
@@ -145,7 +144,6 @@ class DataLayer:
     """Caffe's batch size per GPU."""
     transform: Transform = field(default_factory=Transform)
     color: str = NATIVE
-    """NATIVE, COLOR or GRAY of `caffe_records`, for encoded images."""
     root_folder: str = ""
     """ImageData: a prefix of each path in the list."""
     new_HW: tuple[int, int] | None = None

@@ -97,10 +97,7 @@ SHUFFLED = (
 
 
 def open_caffe(config: DataConfig) -> DataParts:
-    """Open the TRAIN samples to train on, and the TEST samples for validation and test.
-
-    Raises RecipeError for invalid data layers or settings, DataError for missing or damaged files.
-    """
+    """Open TRAIN to train on, and TEST for validation and test. Raises RecipeError, DataError."""
     net = current_net(caffe_file("data.name", config.name))
     return open_phases({phase: layers_of(net, phase) for phase in (TRAIN, TEST)}, config)
 
@@ -145,7 +142,6 @@ def _understood(messages: Sequence[Message]) -> list[DataLayer]:
 
 
 def is_there(layer: DataLayer, home: str = "") -> bool:
-    """Whether the layer's source exists in one of its places; `home` is `data.path`."""
     return any(map(exists, CaffePaths(layer.layer.where, home).of(layer.source)))
 
 

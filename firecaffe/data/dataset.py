@@ -345,10 +345,7 @@ NUM_ASKED_TWICE = 8
 
 
 def is_repeatable(dataset: Dataset) -> bool:
-    """Whether samples have the same bits if requested again. If not, runs are not reproducible.
-
-    Raises: DataError if there are fewer samples than the data set's length.
-    """
+    """Whether samples asked for again have the same bits. Raises DataError if one is missing."""
     last = len(dataset) - 1
     samples = torch.unique(torch.linspace(0, last, NUM_ASKED_TWICE, dtype=torch.float64).long())
     try:

@@ -47,12 +47,7 @@ BY_PLACE = {2: ("train", "test"), 3: ("train", "validation", "test")}
 
 
 def open_by_name(config: DataConfig) -> DataParts:
-    """Call the user's function that `data.name` names, and check the data sets that it returns.
-
-    It returns a dict with train, test and optionally validation, or a tuple of them (see BY_PLACE).
-    Raises RecipeError if there is no such function, OwnCodeError if it raises, and DataError if it
-    returns anything else.
-    """
+    """Call and check the function of `data.name`. Raises RecipeError, OwnCodeError, DataError."""
     function = find("data.name", config.name)
     given = call("data.name", config.name, function, config.args)
     named = _parts(config.name, given)
@@ -94,11 +89,7 @@ GIVEN = "own data"
 
 
 def open_data(config: DataConfig) -> Data:
-    """Open the data set that a recipe names.
-
-    Raises RecipeError if no data set has that name or the image settings do not fit its images, and
-    DataError if its files are missing, damaged or of another kind.
-    """
+    """Open the data that a recipe names. Raises RecipeError (settings), DataError (files)."""
     open_parts: Callable[[DataConfig], DataParts]
     if is_caffe(config.name):
         open_parts = open_caffe
@@ -146,10 +137,7 @@ def open_test(config: DataConfig) -> Data:
 
 
 def divide(parts: DataParts, config: DataConfig) -> Data:
-    """Split a data set into the parts of a run. Held-out samples replace its validation samples.
-
-    Raises RecipeError if the image settings or hold_out do not fit, and DataError if parts differ.
-    """
+    """Return a run's parts; held-out samples replace validation. Raises RecipeError, DataError."""
     train, test, validation, notes = parts
     share_limits((train, test, validation))
     for name, part in (("test", test), ("validation", validation)):

@@ -49,7 +49,6 @@ JPEG = b"\xff\xd8"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 DEEP_BITS = 16
-"""Bits per value of PNGs that have more than 8."""
 
 CONVERTED_MODES = ("CMYK", "YCCK")
 
@@ -215,7 +214,6 @@ ORIENTATIONS: dict[int, tuple[bool, tuple[int, ...]]] = {
 
 
 def with_orientation(jpeg: bytes, orientation: int) -> bytes:
-    """Add an EXIF orientation to a JPEG without EXIF data."""
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     segment = exif.tobytes()
@@ -310,8 +308,6 @@ def thread_parts(count: int, threads: int) -> list[range]:
 
 
 class StoredSet(Images):
-    """Images of bytes and of one shape that are read from storage on request."""
-
     fetchers = 1
 
     def __init__(self, source: Encoded, sample_CHW: tuple[int, int, int]) -> None:
@@ -396,5 +392,4 @@ class DecodedSet(StoredSet):
             raise BrokenSampleError(f"{self.source.name(sample)}: {error}") from error.__cause__
 
     def close(self) -> None:
-        """End the threads, and drop work that has not begun."""
         self._pool.shutdown(wait=False, cancel_futures=True)

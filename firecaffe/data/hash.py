@@ -77,10 +77,7 @@ def _mix_int(x: int) -> int:
 
 
 def hash64(*keys: int | Tensor) -> Tensor:
-    """Hash integer keys to int64 (all 64 bits random, so negative half of the time).
-
-    Keys are ints (modulo 2^64) or int64 tensors. The result has their broadcast shape.
-    """
+    """Hash ints (modulo 2^64) or int64 tensors to int64, all 64 bits random, of broadcast shape."""
     start, done = 0, 0
     for key in keys:
         if not isinstance(key, int):
@@ -99,7 +96,6 @@ def below(hashes: Tensor, bound: int | Tensor) -> Tensor:
 
 
 def upper_bits(hashes: Tensor, bits: int) -> Tensor:
-    """Return the upper bits of hashes: 0 ... 2^bits-1."""
     return _shift_right(hashes, 64 - bits)
 
 

@@ -13,7 +13,6 @@ from firecaffe.errors import DataError
 from firecaffe.files import open_regular, read_bytes
 
 MAX_BYTES = 2**31
-"""Largest size of an image file."""
 
 HEAD_BYTES = 1 << 18
 """Bytes read from an image for its metadata alone."""
@@ -61,11 +60,7 @@ def class_names(folder: Path) -> list[str]:
 
 
 class ImageFolder:
-    """The images of `folder`/class/*, labeled by the index of their class in `classes`.
-
-    Samples are numbered by class, then by file name. Files are listed on opening, read on request.
-    Raises DataError if a class is not in `classes`, or holds no images.
-    """
+    """Images of `folder`/class/*, numbered by class, then file name. Raises DataError."""
 
     shard_counts: tuple[int, ...] = ()
 
@@ -113,7 +108,6 @@ class ImageFolder:
             return os.stat(self.name(sample)).st_size
 
     def image_bytes(self) -> float:
-        """Return the mean size of SIZE_SAMPLES images, evenly spread."""
         every = max(1, len(self) // SIZE_SAMPLES)
         sizes = [self.size(number) for number in range(0, len(self), every)]
         return sum(sizes) / len(sizes)
@@ -122,7 +116,6 @@ class ImageFolder:
         return read_image_file(self.name(sample))
 
     def head(self, sample: int) -> bytes:
-        """Read the first HEAD_BYTES of an image. Raises DataError if it cannot be read."""
         path = self.name(sample)
         with reading(path), open_regular(path) as file:
             return file.read(HEAD_BYTES)
@@ -164,10 +157,7 @@ TESTS = ("test", "val", "validation")
 
 
 def open_folder(path: Path) -> list[ImageFolder]:
-    """Open `path`/train and one or two of TESTS: the training, test and perhaps validation set.
-
-    The classes are those of train. Raises DataError if a folder is missing or holds no classes.
-    """
+    """Open train and one or two of TESTS, with the classes of train. Raises DataError."""
     if path.is_dir() and not (path / "train").is_dir():
         raise DataError(
             f"{path}: holds no folder train; expected train and test, each with a folder per class "

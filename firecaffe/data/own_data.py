@@ -44,11 +44,7 @@ DTYPES = (torch.uint8, torch.float32)
 
 
 def check_own(name: str, dataset: Any) -> Dataset:
-    """Return the data set that a user gave as `name`, wrapped so that each batch is checked.
-
-    A torch Dataset is converted by `from_torch`, a pair of tensors by `TensorDataset`. Raises
-    DataError if it is not a data set, and OwnCodeError if its code raises.
-    """
+    """Return a user's data set, which checks each batch. Raises DataError, OwnCodeError."""
     if isinstance(dataset, TensorDataset | StoredSet):
         return dataset
     is_pair = isinstance(dataset, tuple | list) and len(dataset) == 2

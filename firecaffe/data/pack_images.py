@@ -163,7 +163,6 @@ class Packing:
 
     @cached_property
     def stored_as(self) -> tuple[str, tuple[int, ...]]:
-        """Kind and shape of the packed samples."""
         source, options = self.source, self.options
         if source.kind == "raw":
             if options.resize or options.quality or options.raw:

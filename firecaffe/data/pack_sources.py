@@ -26,11 +26,7 @@ PARTS = ("train", *TESTS)
 
 
 def open_source(path: Path, channel_order: str | None = None) -> Source:
-    """Open the source at a path. Raises DataError if nothing there can be packed.
-
-    `channel_order`, bgr or rgb, is for raw color images of an LMDB: None means bgr, as
-    `convert_imageset` writes them. Raises RecipeError if it is given without an LMDB.
-    """
+    """Open what is at a path. `channel_order` is of LMDBs alone. Raises DataError, RecipeError."""
     with reading(path):
         for is_there, opened in _FORMATS:
             if is_there(path):

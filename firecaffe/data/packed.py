@@ -39,8 +39,6 @@ KEPT_INDEXES = 4096
 
 @dataclass(frozen=True)
 class PackedSet:
-    """The content of `dataset.json`."""
-
     kind: str
     shape: tuple[Positive, ...]
     classes: tuple[str, ...]
@@ -174,8 +172,6 @@ class PackedPart:
 
 
 class RawPart(StoredSet):
-    """Raw samples of a part too large for memory, read on request."""
-
     def subset(self, samples_N: Tensor) -> "RawPart":
         return RawPart(EncodedSubset(self.source, samples_N), self.sample_CHW)
 

@@ -61,11 +61,7 @@ class Mirror:
 
 
 def fetch(mirror: Mirror, names: Sequence[str], work: Path, report: Callable[[str], None]) -> Path:
-    """Fetch the gzipped files and return their folder. `get` checks their content.
-
-    `work` is an empty folder. `report` receives a line if the first of two attempts fails. Raises
-    DataError if the files cannot be fetched.
-    """
+    """Fetch the gzipped files into `work`, an empty folder, and return theirs. Raises DataError."""
     if mirror.kind == FOLDER:
         if not Path(mirror.where).is_dir():
             raise DataError("there is no such folder")
@@ -225,11 +221,7 @@ PUBLISHED = {
 
 
 def get(name: str, destination: Path, report: Callable[[str], None]) -> Path:
-    """Put the four gzipped files of a row of `PUBLISHED` into `destination`, and return it.
-
-    Each file is renamed into place, so it is complete. `report` receives a line per mirror.
-    Raises DataError, which lists the mirrors, if none has the files.
-    """
+    """Put a set's four files, gzipped, into `destination`. Raises DataError with the mirrors."""
     data = PUBLISHED[name]
     with suppress(DataError):
         _check(data, destination)

@@ -52,10 +52,7 @@ def _read(file: BinaryIO, num_bytes: int) -> bytearray:
 
 
 def read_idx_bytes(path: Path, num_dims: int) -> tuple[bytearray, tuple[int, ...]]:
-    """Return the uncompressed bytes of an idx file, its header included, and its sizes.
-
-    Raises DataError if it is missing or damaged, or lacks `num_dims` or the bytes that it states.
-    """
+    """Return an idx file's uncompressed bytes, header included, and sizes. Raises DataError."""
     header_bytes = 4 + 4 * num_dims
     try:
         with _open(path) as file:
@@ -152,10 +149,7 @@ _NUM_CLASSES = 10
 def open_cifar10(
     path: Path, records_per_file: int = RECORDS_PER_FILE
 ) -> tuple[TensorDataset, TensorDataset]:
-    """Open the training and the test set in an archive or a folder. Raises DataError if damaged.
-
-    The folder holds the archive, the six files, or `cifar-10-batches-bin` with them.
-    """
+    """Open both sets of the archive, or of a folder of it or its files. Raises DataError."""
     file_bytes = records_per_file * _RECORD_BYTES
     inner = path / "cifar-10-batches-bin"
     where = inner if inner.is_dir() else path

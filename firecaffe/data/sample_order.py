@@ -177,10 +177,7 @@ SUM_BITS = 52
 
 
 def weighted_draws(dataset: Dataset, balance: str) -> WeightedDraws | None:
-    """Return how the samples of an epoch are drawn, or None if each is used once.
-
-    Raises RecipeError if the data set states no classes or weights, DataError for invalid ones.
-    """
+    """Return how samples are drawn; None if each is used once. Raises RecipeError, DataError."""
     if balance == NONE:
         return None
     weights_N = weights_of(dataset) if balance == OWN else _class_weights(dataset)

@@ -31,8 +31,7 @@ COPY_GLOB = f"{24 * '[0-9a-f]'}.shard"
 class ShardFiles(Protocol):
     """The shard files of a data set. Its methods raise DataError if a file cannot be read."""
 
-    def read(self, info: ShardInfo, start: int, length: int) -> bytes:
-        """Read a range, shorter at the end of the file."""
+    def read(self, info: ShardInfo, start: int, length: int) -> bytes: ...
 
     def size(self, info: ShardInfo) -> int: ...
 

@@ -65,7 +65,6 @@ class Data:
     validation: Dataset | None = None
     notes: tuple[str, ...] = ()
     layout: Layout | None = None
-    """The layout of a sample as the network receives it."""
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -127,10 +126,7 @@ def _existing_path(config: DataConfig, remedy: str) -> Path:
 
 
 def open_published(config: DataConfig) -> DataParts:
-    """Open 60,000 + 10,000 gray images, 28 x 28, 10 classes.
-
-    They are digits (mnist; LeCun et al. 1998) or clothes (fashion-mnist; arXiv 1708.07747).
-    """
+    """Open 60,000 + 10,000 gray images, 28 x 28 (LeCun et al. 1998; arXiv 1708.07747)."""
     path = _existing_path(config, f"`firecaffe data get {config.name}` fetches it")
     return DataParts(*open_idx(path, 10))
 
@@ -231,7 +227,6 @@ def _notes_of_shards(
 
 
 LOOKED_AT = 64
-"""Maximum number of images of a part that are inspected."""
 
 
 def evenly(count: int) -> Sequence[int]:

@@ -13,7 +13,6 @@ from firecaffe.exchange.route import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule
 
 AUTO = "auto"
-"""The name of an exchange that is chosen when a training starts."""
 
 BYTES_PER_ELEMENT = 4
 

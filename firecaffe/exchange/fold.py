@@ -60,7 +60,6 @@ def reduce_scatter(
     early: bool = False,
     cuts: Sequence[int] = (),
 ) -> Schedule:
-    """Make only the rounds to the owners: each ends with the total of its shard."""
     whole = schedule(inputs, num_leaves, num_elements, early=early, cuts=cuts)
     p = len(inputs)
     return whole.only(
@@ -73,7 +72,6 @@ def reduce_scatter(
 
 
 def early_nodes(nodes: Sequence[Node], num_leaves: int) -> list[Node]:
-    """Return the nodes that a rank completes before it computes its last one, in this order."""
     return small_first(nodes, num_leaves)[:-1]
 
 

@@ -32,7 +32,6 @@ def leaf_share(num_leaves: int, world_size: int, rank: int, level: int = 0) -> r
 
 
 def equal_shares(num_leaves: int, world_size: int, level: int = 0) -> Shares:
-    """Return the shares of workers that are equally fast; see `leaf_share`."""
     return tuple(leaf_share(num_leaves, world_size, rank, level) for rank in range(world_size))
 
 

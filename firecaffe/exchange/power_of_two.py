@@ -34,7 +34,6 @@ def around(
 
 
 def active_ranks(world_size: int) -> list[int]:
-    """Return the q ranks that run the algorithm, in rank order."""
     q = largest_power_of_two(world_size)
     return [_active(world_size - q, index) for index in range(q)]
 

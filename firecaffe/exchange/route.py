@@ -78,7 +78,6 @@ class Route:
 
     @property
     def lanes(self) -> int:
-        """How many vectors may be under way at once."""
         return 1 if self.shares_memory else useful_lanes(self.algorithm)
 
     @property
@@ -106,7 +105,6 @@ class Route:
 
     @property
     def description(self) -> str:
-        """The route in words, for a run's record."""
         if self.way == HOOK:
             return f"communication hook {self.hook}"
         if self.way == CODEC:

@@ -16,7 +16,6 @@ class Report:
     needed: list[Note] = field(default_factory=list)
     """Things that the user must add before training."""
     left_out: list[Note] = field(default_factory=list)
-    """Settings that have no effect here."""
 
     def became(self, message: Message, name: str, what: str) -> None:
         self.understood.append(Note(message.place(name), what))

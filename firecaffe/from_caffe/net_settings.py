@@ -207,10 +207,7 @@ def micro_batch_of(batch: int, mixing: str) -> int:
 
 
 def first_weights(net: Net, path: Path, report: Report) -> bytes:
-    """Return a file's tensors for a net, as safetensors. Other layers start from their fillers.
-
-    Raises: CaffeError if the file is invalid, a shape differs, or the file has no layer of the net.
-    """
+    """Return a file's tensors for a net, as safetensors. Raises CaffeError if it does not fit."""
     blobs = caffemodel.read(path)
     loaded = net.load({name: list(map(torch.from_numpy, arrays)) for name, arrays in blobs.items()})
     place = str(path)

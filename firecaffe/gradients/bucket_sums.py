@@ -42,14 +42,12 @@ class Combine:
     """The memory of what earlier steps have not sent, if gradients are encoded."""
 
     def set_shares(self, shares: Shares) -> None:
-        """Give workers other shares. All ranks call it between the same two steps."""
         raise NotImplementedError
 
     def begin_step(self, scale: Tensor | None) -> None:
         """Begin a step. `scale`, shape (), multiplies its gradients, but not the memory."""
 
-    def undo_step(self) -> None:
-        """Undo what the last step has changed in the memory."""
+    def undo_step(self) -> None: ...
 
     def begin(self, number: int, index: int, nodes: dict[Node, Tensor], bucket: Bucket) -> None:
         """Run an early round of a bucket with this worker's node for the round, if it has one."""
@@ -72,10 +70,7 @@ Cuts = Mapping[tuple[int, ...], Sequence[int]]
 
 
 class Fold(Combine):
-    """Sums the largest nodes of all workers, if their shares are not subtrees.
-
-    A bucket with cuts is sent only to the owners of its shards.
-    """
+    """Sums the largest nodes of all workers; a bucket with cuts goes only to its shards' owners."""
 
     takes_nodes = True
 

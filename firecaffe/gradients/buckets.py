@@ -38,7 +38,6 @@ Allocate = Callable[[int, torch.dtype, torch.device], Tensor]
 
 
 def add_leaf(left: Leaf, right: Leaf) -> Leaf:
-    """Add in place."""
     torch._foreach_add_(left, right)
     return left
 

@@ -87,7 +87,6 @@ class BufferChanges:
         ]
 
     def begin_step(self) -> None:
-        """Remember the buffers from which every micro-batch of this step starts."""
         for buffers in self._by_dtype:
             buffers.start.copy_(buffers.now())
             buffers.put_back()

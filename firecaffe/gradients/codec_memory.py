@@ -15,10 +15,7 @@ from firecaffe.transport.collect import HeldPart
 
 
 class CodecMemory:
-    """A compressor's memory, by NODE.PARAMETER; see `training.piece.Piece`.
-
-    Memory that is equal on all ranks (`q.PARAMETER` of power_sgd) is saved once.
-    """
+    """A compressor's memory by NODE.PARAMETER; what is equal on all ranks is saved once."""
 
     held_by_all = False
     is_result = False

@@ -92,7 +92,6 @@ def check_exchange(config: ExchangeConfig) -> None:
 
 
 def check_timeout(word: str, timeout_s: float) -> None:
-    """Raise RecipeError if a time-out is out of range or NaN."""
     least, most = TIMEOUTS_S
     if not least <= timeout_s <= most:
         raise RecipeError(f"{word} is {timeout_s:g}; it must be {least:g} to {most:g} seconds")

@@ -168,12 +168,10 @@ class GradientReducer:
         self.exchange.close()
 
     def set_shares(self, shares: Shares) -> None:
-        """Give workers other shares. All ranks call it between the same two steps."""
         self._combine.set_shares(shares)
 
     @property
     def memory(self) -> CodecMemory | None:
-        """The memory of what earlier steps have not sent, if gradients are encoded."""
         return self._combine.memory
 
     def begin_step(
@@ -274,10 +272,7 @@ class GradientReducer:
             self._used = [a or b for a, b in zip(self._used, now, strict=True)]
 
     def finish_step(self) -> Totals:
-        """Wait for the exchange and set every `p.grad` (with shards, of this rank's rows).
-
-        Raises: PeerLostError, or the error of a communication thread.
-        """
+        """Wait for the exchange and set `p.grad`. Raises PeerLostError, or a thread's error."""
         computed = self.queue.mark()
         spans = () if self._threads is None else self._threads.finish()
         summed = self.queue.mark()
@@ -301,10 +296,7 @@ class GradientReducer:
         self._combine.undo_step()
 
     def gather_weights(self) -> None:
-        """Gather the other ranks' rows of the weights through the buckets; only with shards.
-
-        All ranks call it. Raises PeerLostError.
-        """
+        """Gather the other ranks' rows of the weights. All ranks call it. Raises PeerLostError."""
         assert self._threads is not None
         for index, bucket in enumerate(self.buckets):
             if bucket.members in self.shards.cuts:

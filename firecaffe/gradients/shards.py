@@ -35,7 +35,6 @@ class Shards:
     """The starts of the ranks' rows and the end of the last, by parameter, in network order."""
     rank: int
     own: dict[str, nn.Parameter] = field(default_factory=dict)
-    """This rank's rows of parameters, as views; only parameters of which it has rows."""
 
     def own_part(self, name: str, tensor: Tensor) -> Tensor:
         """Return this rank's rows of a tensor with a parameter's shape; all rows without shards."""
@@ -52,7 +51,6 @@ class Shards:
 
 
 def all_of(named: Mapping[str, nn.Parameter]) -> Shards:
-    """Make the Shards of an update without shards: each rank updates all parameters."""
     return Shards({}, {}, 0, dict(named))
 
 

@@ -48,10 +48,7 @@ class ExchangeThreads:
         futures.append(lane.run_here(run) if self._starts_here else lane.submit(run))
 
     def finish(self) -> tuple[Span, ...]:
-        """Wait until all work is done, or queued on a device before what this thread queues next.
-
-        Raises: PeerLostError, or the error of a thread.
-        """
+        """Wait until all is done, or queued before what comes next. Raises PeerLostError."""
         with waiting(self._world):
             wait_for(self._world, [*self._early, *self._futures], self._lanes)
         spans = tuple(future.result() for future in self._futures)

@@ -34,7 +34,6 @@ class Totals:
 
     @property
     def exchange_s(self) -> float:
-        """Seconds of communication in all, hidden or not."""
         from_first = [
             (begin.seconds_after(self.spans[0][0]), end.seconds_after(self.spans[0][0]))
             for begin, end in self.spans

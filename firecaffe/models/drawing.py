@@ -141,10 +141,7 @@ class Drawing:
 
 
 def follow(make: Callable[[], nn.Module]) -> Drawing | None:
-    """Record on the meta device how a network is made. `make` is repeatable and seeds its draws.
-
-    Returns None if `make` fails (later calls will too), or needs values or another device.
-    """
+    """Record on the meta device how a network is made; None if `make` fails or needs values."""
     recorder = _Recorder()
     try:
         with generators_kept(), torch.device("meta"), recorder:

@@ -33,7 +33,6 @@ class Kernel:
     moved: float
     """Activation elements that it reads and writes."""
     weights: float = 0.0
-    """Weight elements that it reads."""
     side: float = 0.0
     """Smallest dimension of the matrices that it multiplies, except rows that grow with a batch."""
     rows: float = 0.0
@@ -43,7 +42,6 @@ class Kernel:
     """Whether automatic mixed precision computes it in float32."""
 
     def part(self, flops: float, moved: float, weights: float) -> "Kernel":
-        """Return the kernel with these shares of its work."""
         return replace(
             self, flops=flops * self.flops, moved=moved * self.moved, weights=weights * self.weights
         )

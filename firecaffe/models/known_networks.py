@@ -19,7 +19,6 @@ from firecaffe.models.vgg import vgg16, vgg19, vgg_small_bn
 from firecaffe.value_checks import did_you_mean
 
 OURS = "firecaffe"
-"""The source of networks that are not published elsewhere."""
 
 
 @dataclass(frozen=True)

@@ -56,10 +56,7 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Collects kernels while it is active. `taken` returns the kernels since its last call.
-
-    `fixed`: parameters and buffers. `inputs`: the network's inputs, which need no gradients.
-    """
+    """Collects kernels. `fixed`: parameters and buffers. `inputs`: what needs no gradients."""
 
     def __init__(self, fixed: Collection[Tensor], inputs: Any, batch_size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -133,7 +130,6 @@ class KernelRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _shape(
     name: str, args: tuple[Any, ...], made: Sequence[Tensor], weights: float, images: int
 ) -> dict[str, Any]:
-    """Return kind and sizes of an operator that multiplies."""
     if "convolution" in name:
         return _shape_of_convolution(args, made, images)
     if "attention" in name:
@@ -171,11 +167,7 @@ def _shape_of_convolution(
 
 
 def _joined(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Return the matrix kernels of a recurrent layer; libraries fuse all others into these.
-
-    Each time step has its own kernels. Their few rows do not limit them, and weights are read
-    once: they stay in a cache or in registers from step to step.
-    """
+    """Join a recurrent layer's kernels: libraries fuse the steps', and read their weights once."""
     multiplies = [kernel for kernel in kernels if kernel.kind in MULTIPLIES]
     steps = Counter(multiplies)
     joined = [
@@ -224,7 +216,6 @@ class Profile:
     forward_backward_flops: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all fields except the kernels."""
         values = asdict(self)
         for row in values["layers"]:
             del row["kernels"]

@@ -28,10 +28,7 @@ def make_low_rank(network: nn.Module, ranks: Mapping[str, int]) -> None:
 
 
 def low_rank_weights(state: Mapping[str, Tensor], ranks: Mapping[str, int]) -> dict[str, Tensor]:
-    """Convert the `state_dict` of a whole network for the one that `make_low_rank` changed.
-
-    `ranks` has names without patterns. Raises RecipeError if a layer is missing or of lower rank.
-    """
+    """Convert a `state_dict` as `make_low_rank` converts the network. Raises RecipeError."""
     converted: dict[str, Tensor] = {}
     for name, tensor in state.items():
         layer, _, kind = name.rpartition(".")
@@ -96,10 +93,7 @@ def _split_layer(layer: nn.Module, rank: int) -> nn.Sequential:
 
 
 def chosen_ranks(network: nn.Module, ranks: Mapping[str, int]) -> dict[str, int]:
-    """Return the rank of each layer that a pattern matches, by name; the last match decides.
-
-    Raises RecipeError if a pattern matches no layer, or a layer cannot have this rank.
-    """
+    """Return ranks by layer; the last match decides. Raises RecipeError (no match, no rank)."""
     layers = {
         name: layer
         for name, layer in network.named_modules(remove_duplicate=False)

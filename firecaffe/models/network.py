@@ -80,11 +80,7 @@ class Maker:
 def make_network(
     config: ModelConfig, num_classes: int | None = None, in_channels: int | None = None
 ) -> nn.Module:
-    """Make the network with fresh weights, `model.low_rank` and `model.freeze` applied.
-
-    The data's counts are passed unless `model.args` has them. Raises RecipeError, or OwnCodeError
-    if a user's code raises.
-    """
+    """Make the network, fresh, low-rank and frozen as asked. Raises RecipeError, OwnCodeError."""
     maker = maker_of(config.name)
     handed = {maker.num_classes: num_classes, maker.in_channels: in_channels}
     if config.name in MODELS:
@@ -232,11 +228,7 @@ def _unknown(library: str, name: str, known: list[str]) -> RecipeError:
 
 
 def freeze(network: nn.Module, patterns: Sequence[str]) -> None:
-    """Exclude the parameters with such names from training.
-
-    A normalization layer whose parameters are all frozen stays in evaluation mode: its statistics
-    do not change. Raises RecipeError if a pattern matches nothing, or nothing is left to train.
-    """
+    """Freeze parameters; a norm layer frozen whole stays in evaluation mode. Raises RecipeError."""
     named = dict(network.named_parameters())
     for pattern in patterns:
         matches = [name for name in named if fnmatchcase(name, pattern)]
@@ -270,7 +262,6 @@ LOADS = ("pretrained", "weights")
 class Frozen:
     names: list[str]
     of: int
-    """The number of all parameters of the network."""
     fresh: list[str]
     """Names of parameters that are neither trained nor loaded."""
 

@@ -98,11 +98,7 @@ def nin_cifar(*, num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
 
 
 def nin_small(*, num_classes: int = 10, in_channels: int = 1) -> nn.Sequential:
-    """Images (batch, in_channels, 28 or 32, the same) to logits; narrow, for trials on a CPU.
-
-    It differs from nin_cifar, to learn within one epoch: He's filler, since narrow layers filled by
-    a Gaussian of 0.05 have almost no output; one dropout; no ReLU on the logits.
-    """
+    """Images (batch, in_channels, 28 or 32, the same) to logits; narrow, for trials on a CPU."""
     network = _network(
         in_channels,
         [

@@ -92,10 +92,7 @@ def outline_of(network: nn.Module) -> Outline:
 def read_weights(
     outline: Outline, file: str, sha256: str = ""
 ) -> tuple[FirstWeights, dict[str, Tensor]]:
-    """Return a report, and the tensors of the file that fit, by the network's names.
-
-    Raises RecipeError if the file has no weights, or none that fits.
-    """
+    """Return a report, and the file's tensors that fit, by network names. Raises RecipeError."""
     tensors, state_keys = _read(file)
     known = {name for names, _ in outline.values() for name in names}
     prefix = _prefix(file, tensors, known)

@@ -86,7 +86,6 @@ def with_ranks(recipe: Recipe, ranks: Mapping[str, int], weights: str) -> Recipe
 
 
 def write_start(network: nn.Module, ranks: Mapping[str, int], folder: Path) -> str:
-    """Decompose a network's layers, write the weights to a file, and return its path."""
     weights = low_rank_weights(network.state_dict(), ranks)
     path = folder / LOW_RANK_FILE
     with atomic_replace(path) as aside:
@@ -95,10 +94,7 @@ def write_start(network: nn.Module, ranks: Mapping[str, int], folder: Path) -> s
 
 
 def recipe_of_run(where: Path, recipe: Recipe, best: bool) -> Recipe:
-    """Return a finished run's recipe with its weights. Raises RunError, RecipeError.
-
-    `where` is the run's folder, a checkpoint in it, or a file of weights there.
-    """
+    """Return a finished run's recipe, with weights at `where`. Raises RunError, RecipeError."""
     folder = run_of(where)
     if folder is None:
         raise RunError(f"{where}: no {RECIPE}; this is no run folder")
@@ -267,7 +263,6 @@ class AttemptResult:
     lost: Worth
     """The loss against the float network, in printed units."""
     ratio: float
-    """4 bytes per weight, over the bytes of the whole file."""
 
     @property
     def as_row(self) -> dict[str, Any]:

@@ -57,7 +57,6 @@ from firecaffe.training.load import find_weights
 from firecaffe.training.trial import LOCK, command_lock
 
 HEADER_BYTES = 200
-"""The approximate size of a file without its tensors."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,6 @@ class CompressionResult:
     weights: int
     """Parameters of the network; a ratio counts 4 bytes for each."""
     float_worth: Worth
-    """The metric of the network before compression."""
     made: AttemptResult
     tried: Sequence[AttemptResult]
     layers: Sequence[LayerSensitivity]
@@ -210,7 +208,6 @@ class Sensitivities(TypedDict):
 def _sensitivities(
     asked: CompressRequest, network: nn.Module, judge: Evaluator
 ) -> list[LayerSensitivity]:
-    """Read the folder's sensitivities, or measure them if it has none."""
     path = asked.folder / "sensitivity.json"
     if path.exists():
         kept: Any = read_file(path, Sensitivities, RunError)

@@ -28,7 +28,6 @@ KEEPS = (0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.055, 0.035, 0.025, 0.015, 0.01, 0.
 
 # Without 2: it costs LeNet-300-100 0.3 points after pruning, and saves a tenth of the file.
 BITS = (8, 6, 5, 4, 3)
-"""The candidate bits of a shared value."""
 
 # Retraining compensates for pruned weights, but a weight cannot leave its cluster.
 BITS_WEIGHT = 5.0
@@ -205,7 +204,6 @@ class SizedLayer:
 
 @torch.no_grad()
 def measure_layers(layers: Sequence[SizedLayer], score: Score) -> list[LayerSensitivity]:
-    """Try every layer at every level, and restore the weights."""
     before = score()
     sensitivities = []
     for layer in layers:

@@ -26,7 +26,6 @@ from firecaffe.training.trial import Trial
 
 # The run's own policy is for a training of another length.
 POLICY = "cosine"
-"""The default learning rate policy of a round."""
 
 
 def rounds_of(
@@ -216,7 +215,6 @@ ROUNDING = 1e-9
 @dataclass(frozen=True)
 class Attempt:
     aim_bytes: float
-    """The size for which its layers were chosen."""
     bytes: int
     lost: float
     """The loss on held-out samples in the target's unit, points of a share; gains are negative."""
@@ -264,10 +262,7 @@ def is_kept(target: Target, attempt: Attempt, weights: int) -> bool:
 
 
 def best_of(target: Target, attempts: Sequence[Attempt], weights: int) -> tuple[int, bool]:
-    """Return the index of the best attempt, and whether it reaches the target (else the nearest).
-
-    For a target size, the best has the smallest loss; for a target loss, the smallest size.
-    """
+    """Return the best attempt's index, and whether it reaches the target; else the nearest."""
     places = range(len(attempts))
     reaching = [place for place in places if is_kept(target, attempts[place], weights)]
     if target.is_of_size:

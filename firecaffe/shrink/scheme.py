@@ -14,7 +14,6 @@ from firecaffe.schema import parse_toml, read_file
 from firecaffe.value_checks import did_you_mean
 
 FOLDER = Path(__file__).parent / "schemes"
-"""The schemes of this package."""
 
 SECTIONS = ("prune", "share", "solver", "train")
 """Sections of a recipe that a round may change; the others are the run's."""

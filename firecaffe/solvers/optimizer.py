@@ -118,10 +118,7 @@ def _attributes(optimizer: optim.Optimizer) -> dict[str, bytes]:
 
 
 def check_kept(optimizer: optim.Optimizer, name: str, made_with: Mapping[str, bytes]) -> None:
-    """Check an optimizer's state. Raises: RecipeError if a checkpoint would not hold all of it.
-
-    made_with: its attributes before the first step.
-    """
+    """Raise RecipeError if a checkpoint would not hold all state. made_with: attributes before."""
     known = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     wrong = [
         f"state_dict()[{key!r}]"

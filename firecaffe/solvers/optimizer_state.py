@@ -31,7 +31,6 @@ class OptimizerTensors:
         }
 
     def load(self, stored: Mapping[str, Tensor]) -> None:
-        """Load tensors. Raises: CheckpointError if one belongs to no parameter of the network."""
         for path in stored:
             parameter, key = _find(self._model, path, f"optimizer/{path}")
             # No variable for the tensor: it would keep the memory until the next tensor is read.
@@ -64,7 +63,6 @@ class OptimizerNumbers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load numbers. Raises: CheckpointError if one belongs to no parameter of the network."""
         for path, value in state.items():
             # A parameter may also be named "groups"; then only a key follows the name.
             if path.startswith(f"{GROUPS}/") and path.count("/") > 1:

@@ -80,10 +80,7 @@ def rate_notes(solver: SolverConfig, global_batch_size: int, steps: int) -> list
 
 
 def learning_rate(solver: SolverConfig, i: int, max_iter: int, scale: float = 1.0) -> float:
-    """Return the rate of update i of max_iter: that of the policy, scaled for the batch.
-
-    Warm-up raises it from 0, or from the unscaled rate. Raises: RecipeError if it has no value.
-    """
+    """Return update i's rate: the policy's, scaled; warm-up raises it. Raises: RecipeError."""
     # Source of the warm-up, from the unscaled rate if there is a scale: Goyal et al. 2017, 2.2.
     try:
         rate = solver.base_lr * scale * POLICIES[solver.lr_policy](solver, i, max_iter)

@@ -67,7 +67,6 @@ class GroupedOptimizer(optim.Optimizer):
             self.update(group, weights, gradients)
 
     def update(self, group: Group, weights: Tensors, gradients: Tensors) -> None:
-        """Update the weights in place."""
         raise NotImplementedError
 
 
@@ -231,8 +230,9 @@ class LayerRates(optim.Optimizer, ABC):
         """Return the directions in which the weights would move. Their lengths decide the rates."""
 
     @abstractmethod
-    def update(self, group: Group, weights: Tensors, directions: Tensors, lengths: Lengths) -> None:
-        """Update the weights in place."""
+    def update(
+        self, group: Group, weights: Tensors, directions: Tensors, lengths: Lengths
+    ) -> None: ...
 
 
 class Lars(LayerRates):

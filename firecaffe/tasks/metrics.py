@@ -25,10 +25,7 @@ PLACES = 5
 
 
 def count_correct(outputs: Any, labels: Tensor) -> Tensor:
-    """Count samples whose label ranks first, and in the first five: float32, shape (2,).
-
-    Raises: RecipeError if a sample has not one label.
-    """
+    """Count labels that rank first, and in the first five: float32 (2,). Raises RecipeError."""
     if labels.ndim != 1:
         raise RecipeError(
             f"it takes one class for each sample, (samples,); found targets of "
@@ -92,7 +89,6 @@ def _label_probabilities(known: Known) -> Prepare:
 
 
 def _built(name: str, **options: Any) -> Any:
-    """Make a torchmetrics metric, without its warning that some keep all predictions."""
     import torchmetrics.classification as of_classes
     import torchmetrics.regression as of_numbers
 

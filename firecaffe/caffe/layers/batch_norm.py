@@ -192,7 +192,6 @@ class Normalize(nn.Module):
     def __init__(
         self, channels: int, across_spatial: bool, channel_shared: bool, eps: float
     ) -> None:
-        """channel_shared: Use one scale of shape () for all channels, not a scale of shape (C,)."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(() if channel_shared else (channels,)))
         self.across_spatial, self.eps = across_spatial, eps

@@ -203,7 +203,6 @@ class DetectionOutput(nn.Module):
 
 
 def decoded(codes: Tensor, priors: Tensor, rules: Rules) -> Tensor:
-    """Decode (B, boxes, labels, 4) to corners."""
     low, high = priors[0, 0].view(-1, 1, 4).chunk(2, -1)
     variance = priors[0, 1].view(-1, 1, 4)
     if not rules.variance_encoded_in_target:

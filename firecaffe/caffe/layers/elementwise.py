@@ -33,7 +33,6 @@ def _element(function: Callable[..., Tensor], **settings: float) -> Element:
 
 
 def element(spec: Spec, function: Callable[..., Tensor], **defaults: float) -> Element:
-    """Make a function whose settings are the numbers of the layer's message."""
     number = spec.param.number
     return _element(function, **{word: number(word, value) for word, value in defaults.items()})
 
@@ -61,7 +60,6 @@ def plain(spec: Spec, make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _raised(x: Tensor, power: float, scale: float, shift: float) -> Tensor:
-    """Compute (shift + scale x) ^ power."""
     if power == 0:
         return torch.ones_like(x)
     y = x * scale if scale != 1 else x
@@ -139,10 +137,7 @@ def _over(factor: Tensor, ones: int) -> Tensor:
 
 
 class Scale(nn.Module):
-    """Multiply by `weight` or a second bottom, and add `bias` if any.
-
-    ones: The number of the bottom's axes after those of the factor.
-    """
+    """Multiply by `weight` or a second bottom, and add `bias`. ones: axes after the factor's."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None

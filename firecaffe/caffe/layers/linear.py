@@ -44,7 +44,6 @@ class Deconvolutions(nn.ConvTranspose2d):
 def convolution(
     spec: Spec, one: type[nn.Module] = nn.Conv2d, several: type[nn.Module] = Convolutions
 ) -> nn.Module:
-    """Make a module of type `one`, or `several` if there are several bottoms."""
     param = spec.param
     if not spec.bottoms or any(len(bottom) != 4 for bottom in spec.bottoms):
         shapes = ", ".join(map(shown, spec.bottoms)) or "nothing"

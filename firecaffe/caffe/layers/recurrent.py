@@ -23,7 +23,6 @@ MAX_STEPS = 10_000
 
 
 def unit(cell: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute one step: (…, D), (…, 4 · D) and (…, 1) to the cell and the output."""
     into, forget, out, candidate = gates.chunk(4, -1)
     cell = cont * forget.sigmoid() * cell + into.sigmoid() * candidate.tanh()
     return cell, out.sigmoid() * cell.tanh()
@@ -37,7 +36,6 @@ class Recurrent(nn.Module):
     """
 
     states = 1
-    """States that a step passes to the next."""
     gates = 1
     """Rows of weights for each number of h."""
 

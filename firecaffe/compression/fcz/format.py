@@ -95,7 +95,6 @@ DICTIONARY = (
     b'fc3.bn1.{"model":{"args":{"in_channels":,"num_classes":10},"name":"lenet"},'
     b".weight\x00\x02.bias\x00\x01"
 )
-"""The preset dictionary of the deflated header."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +343,6 @@ class BlockReader:
         return value
 
     def finish(self) -> None:
-        """Raise DamagedError if symbols or bytes are left."""
         if self._left_symbols or self._left_bytes:
             raise DamagedError("more follows after the last tensor")
 

@@ -255,7 +255,6 @@ def shared_bits(matrix: Bools, distance: int) -> float:
 
 
 def _limits(shape: Shape) -> tuple[int, ...]:
-    """Return what the numbers of a view are below."""
     return len(shape) + 1, 2, 2, STRENGTHS, MAX_DISTANCE + 1
 
 
@@ -294,7 +293,6 @@ def read_mask(reader: BlockReader, flat: NDArray[Any], shape: Shape, kept: int) 
 
 
 def _cost(view: View, kept: Bools, shape: Shape, most: int) -> float:
-    """Estimate the bits per element from at most `most` elements."""
     matrix, share = view.matrix(kept, shape), view.share(int(kept.sum()), len(kept))
     matrix = matrix[: max(1, most // matrix.shape[1])]
     classes = _classes(view, matrix, share)

@@ -85,7 +85,6 @@ class FileReport:
 
     @property
     def raw_bytes(self) -> int:
-        """The size of the tensors without any coding."""
         return sum(tensor.size * np.dtype(tensor.dtype).itemsize for tensor in self.tensors)
 
     @property
@@ -150,12 +149,8 @@ class FczFile:
 def read(path: str | Path, *, most_bytes: int | None = None) -> FczFile:
     """Open a file: `with read(path) as file: for name, array in file.tensors(): …`.
 
-    Args:
-        path: The file.
-        most_bytes: The most bytes that its tensors may need together, decoded; None for what is
-            plausible for the size of the file (`allowed_bytes`).
-
-    Raises: CheckpointError if it is no .fcz file, is damaged, of another version, or too large.
+    `most_bytes` limits its decoded tensors; None: to what is plausible (`allowed_bytes`). Raises
+    CheckpointError if it is no .fcz file, is damaged, of another version, or too large.
     """
     return FczFile(Path(path), most_bytes)
 

@@ -97,7 +97,6 @@ class TensorCompressor:
 
 
 def join_parts(parts: list[Tensor], device: torch.device) -> Tensor:
-    """Join payloads: their lengths, 4 bytes each, then the payloads."""
     lengths = torch.tensor([part.numel() for part in parts], dtype=torch.int32, device=device)
     return torch.cat([lengths.view(torch.uint8), *parts])
 

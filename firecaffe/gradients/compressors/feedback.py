@@ -60,7 +60,6 @@ class NodeMemory:
                 self._vectors[bucket, node][start:stop] = by_node[node]
 
     def state(self) -> dict[str, Tensor]:
-        """Return the memories by "node.parameter", shape (elements,); see `Compressor.state`."""
         state = {
             f"{node}.{name}": memory
             for name, by_node in self._loaded.items()
