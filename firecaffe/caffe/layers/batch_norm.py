@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import ENGINE, Kind, Spec
+from firecaffe.caffe.layers.spec import ENGINE, Function, Kind, Spec
 from firecaffe.caffe.local_response_norm import LocalResponseNorm, LocalResponseNormWithinChannel
 
 
@@ -204,24 +204,17 @@ class Normalize(nn.Module):
         return values / length * scale
 
 
-class MVN(nn.Module):
+def _mvn(values: Tensor, across_channels: bool, normalize_variance: bool, eps: float) -> Tensor:
     """Normalize each plane, or the whole sample (B, C, …), to mean 0 and perhaps variance 1."""
-
-    def __init__(self, across_channels: bool, normalize_variance: bool, eps: float) -> None:
-        super().__init__()
-        self.first = 1 if across_channels else 2
-        self.normalize_variance, self.eps = normalize_variance, eps
-
-    def forward(self, values: Tensor) -> Tensor:
-        axes = tuple(range(self.first, values.dim()))
-        centered = values - values.mean(axes, keepdim=True)
-        if not self.normalize_variance:
-            return centered
-        variance = centered.square().mean(axes, keepdim=True)
-        deviation = variance.detach().sqrt() + self.eps
-        # Caffe's gradient treats eps as part of the variance, so it is finite even for a plane of
-        # one value.
-        return centered / (variance + (deviation.square() - variance.detach())).sqrt()
+    axes = tuple(range(1 if across_channels else 2, values.dim()))
+    centered = values - values.mean(axes, keepdim=True)
+    if not normalize_variance:
+        return centered
+    variance = centered.square().mean(axes, keepdim=True)
+    deviation = variance.detach().sqrt() + eps
+    # Caffe's gradient treats eps as part of the variance, so it is finite even for a plane of one
+    # value.
+    return centered / (variance + (deviation.square() - variance.detach())).sqrt()
 
 
 def normalize(spec: Spec) -> Normalize:
@@ -237,14 +230,15 @@ def normalize(spec: Spec) -> Normalize:
     return module
 
 
-def mvn(spec: Spec) -> MVN:
+def mvn(spec: Spec) -> Function:
     if len(spec.bottoms[0]) < 3:
         raise spec.error(f" takes a bottom with planes; found {tuple(spec.bottoms[0])}")
     param = spec.param
-    return MVN(
-        param.flag("across_channels"),
-        param.flag("normalize_variance", True),
-        param.number("eps", 1e-9),
+    return Function(
+        _mvn,
+        across_channels=param.flag("across_channels"),
+        normalize_variance=param.flag("normalize_variance", True),
+        eps=param.number("eps", 1e-9),
     )
 
 

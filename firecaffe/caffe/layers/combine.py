@@ -6,47 +6,33 @@ TileLayer. ArgMax's choice between equal values was measured.
 """
 
 import math
+from functools import reduce
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec, shown
+from firecaffe.caffe.layers.spec import Function, Kind, Spec, shown
 
 
-class Product(nn.Module):
-    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
-        product = first
-        for other in others:
-            product = product * other
-        return product
+def _product(*bottoms: Tensor) -> Tensor:
+    return reduce(torch.mul, bottoms)
 
 
-class Sum(nn.Module):
-    def __init__(self, coefficients: list[float]) -> None:
-        super().__init__()
-        self.coefficients = coefficients
-
-    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
-        coefficient, *further = self.coefficients
-        total = first if coefficient == 1 else first * coefficient
-        for value, coefficient in zip(others, further, strict=True):
-            total = torch.add(total, value, alpha=coefficient)
-        return total
-
-    def extra_repr(self) -> str:
-        return ", ".join(f"{coefficient:g}" for coefficient in self.coefficients)
+def _sum(first: Tensor, *others: Tensor, coefficients: list[float]) -> Tensor:
+    coefficient, *further = coefficients
+    total = first if coefficient == 1 else first * coefficient
+    for value, coefficient in zip(others, further, strict=True):
+        total = torch.add(total, value, alpha=coefficient)
+    return total
 
 
-class Maximum(nn.Module):
-    """Element-wise maximum. As in Caffe, a tie's gradient goes to one bottom; torch splits it."""
-
-    def forward(self, first: Tensor, *others: Tensor) -> Tensor:
-        largest, *further = first, *others
-        for place, value in enumerate(further):
-            stays = largest > value if place == 0 else largest >= value
-            largest = torch.where(stays, largest, value)
-        return largest
+def _maximum(largest: Tensor, *others: Tensor) -> Tensor:
+    # As in Caffe, a tie's gradient goes to one bottom; torch splits it.
+    for place, value in enumerate(others):
+        stays = largest > value if place == 0 else largest >= value
+        largest = torch.where(stays, largest, value)
+    return largest
 
 
 def eltwise(spec: Spec) -> nn.Module:
@@ -63,20 +49,12 @@ def eltwise(spec: Spec) -> nn.Module:
     if coefficients and operation == "PROD":
         raise spec.error(": coeff are for SUM, not for PROD", "coeff")
     if operation == "SUM":
-        return Sum(coefficients or [1.0] * len(spec.bottoms))
-    return Product() if operation == "PROD" else Maximum()
+        return Function(_sum, coefficients=coefficients or [1.0] * len(spec.bottoms))
+    return Function(_product if operation == "PROD" else _maximum)
 
 
-class Concat(nn.Module):
-    def __init__(self, axis: int) -> None:
-        super().__init__()
-        self.axis = axis
-
-    def forward(self, *bottoms: Tensor) -> Tensor:
-        return torch.cat(bottoms, self.axis)
-
-    def extra_repr(self) -> str:
-        return f"axis={self.axis}"
+def _concat(*bottoms: Tensor, axis: int) -> Tensor:
+    return torch.cat(bottoms, axis)
 
 
 def concat(spec: Spec) -> nn.Module:
@@ -90,19 +68,7 @@ def concat(spec: Spec) -> nn.Module:
             f" has bottoms of {', '.join(map(shown, spec.bottoms))}; expected "
             f"shapes that differ along axis {axis} alone"
         )
-    return Concat(axis)
-
-
-class Slice(nn.Module):
-    def __init__(self, axis: int, sizes: list[int]) -> None:
-        super().__init__()
-        self.axis, self.sizes = axis, sizes
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(x, self.sizes, self.axis)
-
-    def extra_repr(self) -> str:
-        return f"axis={self.axis}, sizes={self.sizes}"
+    return Function(_concat, axis=axis)
 
 
 def slice_(spec: Spec) -> nn.Module:
@@ -118,26 +84,22 @@ def slice_(spec: Spec) -> nn.Module:
                 "slice_point",
             )
         sizes = [end - start for start, end in pairwise(ends)]
-        return Slice(axis, sizes)
-    if spec.num_tops < 1 or size % spec.num_tops:
+    elif spec.num_tops < 1 or size % spec.num_tops:
         raise spec.error(
             f" cuts axis {axis}, of {size}, in {spec.num_tops} tops; expected "
             "equal parts, or slice_point"
         )
-    return Slice(axis, [size // spec.num_tops] * spec.num_tops)
+    else:
+        sizes = [size // spec.num_tops] * spec.num_tops
+    return Function(torch.split, split_size_or_sections=sizes, dim=axis)
 
 
-class SplitCopies(nn.Module):
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.count = count
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (x,) * self.count
+def _copies(x: Tensor, count: int) -> tuple[Tensor, ...]:
+    return (x,) * count
 
 
 def split(spec: Spec) -> nn.Module:
-    return SplitCopies(spec.num_tops)
+    return Function(_copies, count=spec.num_tops)
 
 
 OPERATIONS = ("", "SUM", "ASUM", "SUMSQ", "MEAN")
@@ -172,29 +134,15 @@ class ArgMax(nn.Module):
         return places.to(values.dtype), largest.narrow(axis, 0, self.top_k)
 
 
-class Reduction(nn.Module):
-    def __init__(self, operation: str, axis: int, coeff: float) -> None:
-        super().__init__()
-        self.operation, self.axis, self.coeff = operation, axis, coeff
-
-    def forward(self, values: Tensor) -> Tensor:
-        values = values.flatten(self.axis)
-        if self.operation == "MEAN":
-            return values.mean(-1) * self.coeff
-        if self.operation == "ASUM":
-            values = values.abs()
-        elif self.operation == "SUMSQ":
-            values = values.square()
-        return values.sum(-1) * self.coeff
-
-
-class Tile(nn.Module):
-    def __init__(self, axis: int, tiles: int) -> None:
-        super().__init__()
-        self.axis, self.tiles = axis, tiles
-
-    def forward(self, values: Tensor) -> Tensor:
-        return values.repeat([self.tiles if i == self.axis else 1 for i in range(values.dim())])
+def _reduced(values: Tensor, operation: str, axis: int, coeff: float) -> Tensor:
+    values = values.flatten(axis)
+    if operation == "MEAN":
+        return values.mean(-1) * coeff
+    if operation == "ASUM":
+        values = values.abs()
+    elif operation == "SUMSQ":
+        values = values.square()
+    return values.sum(-1) * coeff
 
 
 def argmax(spec: Spec) -> ArgMax:
@@ -209,42 +157,41 @@ def argmax(spec: Spec) -> ArgMax:
     return ArgMax(top_k, axis, param.flag("out_max_val"))
 
 
-def reduction(spec: Spec) -> Reduction:
-    return Reduction(
-        spec.param.choice("operation", OPERATIONS, "SUM"),
-        spec.axis("axis", 0),
-        spec.param.number("coeff", 1.0),
+def reduction(spec: Spec) -> Function:
+    return Function(
+        _reduced,
+        operation=spec.param.choice("operation", OPERATIONS, "SUM"),
+        axis=spec.axis("axis", 0),
+        coeff=spec.param.number("coeff", 1.0),
     )
 
 
-def tile(spec: Spec) -> Tile:
-    return Tile(spec.axis("axis", 1), spec.positive("tiles"))
+def tile(spec: Spec) -> Function:
+    times = [1] * len(spec.bottoms[0])
+    times[spec.axis("axis", 1)] = spec.positive("tiles")
+    return Function(torch.tile, dims=times)
 
 
-class BatchReindex(nn.Module):
+def _selected(values: Tensor, places: Tensor) -> Tensor:
     """Select samples of (B, …) by indices (N,) in the batch. A sample may occur several times."""
-
-    def forward(self, values: Tensor, places: Tensor) -> Tensor:
-        return values[places.long()]
+    return values[places.long()]
 
 
-class Filter(nn.Module):
+def _filtered(*bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
     """Keep the samples for which the last bottom, (B, 1, …), is not 0; on the meta device, all."""
-
-    def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
-        *values, selector = bottoms
-        if not selector.is_meta:
-            chosen = selector.flatten() != 0
-            values = [value[chosen] for value in values]
-        return values[0] if len(values) == 1 else tuple(values)
+    *values, selector = bottoms
+    if not selector.is_meta:
+        chosen = selector.flatten() != 0
+        values = [value[chosen] for value in values]
+    return values[0] if len(values) == 1 else tuple(values)
 
 
-def batch_reindex(spec: Spec) -> BatchReindex:
+def batch_reindex(spec: Spec) -> Function:
     spec.check_axes(1, bottom=1)
-    return BatchReindex()
+    return Function(_selected)
 
 
-def filtered(spec: Spec) -> Filter:
+def filtered(spec: Spec) -> Function:
     spec.check_tops(len(spec.bottoms) - 1)
     *values, selector = spec.bottoms
     if not values or any(size != 1 for size in selector[1:]):
@@ -256,7 +203,7 @@ def filtered(spec: Spec) -> Filter:
             raise spec.error(
                 f" chooses among {value[0]} samples by {selector[0]}; expected as many"
             )
-    return Filter()
+    return Function(_filtered)
 
 
 LAYERS = {

@@ -12,29 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import ENGINE, Kind, Shape, Spec, shown
+from firecaffe.caffe.layers.spec import ENGINE, Function, Kind, Shape, Spec, shown
 
 
-class Element(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor], shown: str) -> None:
-        super().__init__()
-        self.function, self.shown = function, shown
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-    def extra_repr(self) -> str:
-        return self.shown
-
-
-def _element(function: Callable[..., Tensor], **settings: float) -> Element:
-    shown = ", ".join(f"{word}={value:g}" for word, value in settings.items())
-    return Element(partial(function, **settings), shown)
-
-
-def element(spec: Spec, function: Callable[..., Tensor], **defaults: float) -> Element:
+def element(spec: Spec, function: Callable[..., Tensor], **defaults: float) -> Function:
     number = spec.param.number
-    return _element(function, **{word: number(word, value) for word, value in defaults.items()})
+    return Function(function, **{word: number(word, value) for word, value in defaults.items()})
 
 
 def relu(spec: Spec) -> nn.Module:
@@ -77,7 +60,7 @@ def exp(spec: Spec) -> nn.Module:
     """Compute base ^ (shift + scale x); a base of -1 stands for e."""
     base, scale, shift = _base_scale_shift(spec)
     log_base = 1.0 if base == -1 else math.log(base)
-    return _element(_exponential, factor=log_base * scale, outer=math.exp(log_base * shift))
+    return Function(_exponential, factor=log_base * scale, outer=math.exp(log_base * shift))
 
 
 def _logarithm(x: Tensor, scale: float, shift: float, factor: float) -> Tensor:
@@ -88,7 +71,7 @@ def log(spec: Spec) -> nn.Module:
     """Compute the logarithm of shift + scale x; a base of -1 stands for e."""
     base, scale, shift = _base_scale_shift(spec)
     factor = 1.0 if base == -1 else 1 / math.log(base)
-    return _element(_logarithm, scale=scale, shift=shift, factor=factor)
+    return Function(_logarithm, scale=scale, shift=shift, factor=factor)
 
 
 def _base_scale_shift(spec: Spec) -> tuple[float, float, float]:
@@ -105,11 +88,6 @@ def _is_above(x: Tensor, threshold: float) -> Tensor:
 
 def _swish(x: Tensor, beta: float) -> Tensor:
     return F.silu(x) if beta == 1 else x * torch.sigmoid(x * beta)
-
-
-def clip(spec: Spec) -> nn.Module:
-    low, high = spec.param.number("min"), spec.param.number("max")
-    return Element(partial(torch.clamp, min=low, max=high), f"{low:g} to {high:g}")
 
 
 class DropoutScaledInTest(nn.Module):
@@ -223,28 +201,26 @@ def parameter(spec: Spec) -> Parameter:
     return Parameter(shape)
 
 
-class Axpy(nn.Module):
+def _axpy(scale: Tensor, values: Tensor, others: Tensor) -> Tensor:
     """Compute a · x + y for a of (B, C) or (B, C, 1, 1), and x and y of (B, C, …)."""
-
-    def forward(self, scale: Tensor, values: Tensor, others: Tensor) -> Tensor:
-        shape = (*values.shape[:2], *[1] * (values.dim() - 2))
-        return scale.reshape(shape) * values + others
+    shape = (*values.shape[:2], *[1] * (values.dim() - 2))
+    return scale.reshape(shape) * values + others
 
 
-def axpy(spec: Spec) -> Axpy:
+def axpy(spec: Spec) -> Function:
     scale, values, others = map(tuple, spec.bottoms)
     if scale[:2] != values[:2] or any(size != 1 for size in scale[2:]) or values != others:
         raise spec.error(
             f" has the bottoms {scale}, {values} and {others}; expected "
             "(B, C, 1, 1) and two of (B, C, H, W)"
         )
-    return Axpy()
+    return Function(_axpy)
 
 
 LAYERS = {
-    "AbsVal": Kind(partial(plain, make=partial(Element, torch.abs, "|x|"))),
+    "AbsVal": Kind(partial(element, function=torch.abs)),
     "BNLL": Kind(partial(plain, make=nn.Softplus)),
-    "Clip": Kind(clip, "clip_param"),
+    "Clip": Kind(partial(element, function=torch.clamp, min=0.0, max=0.0), "clip_param"),
     "ELU": Kind(elu, "elu_param"),
     "Exp": Kind(exp, "exp_param"),
     "Log": Kind(log, "log_param"),

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from firecaffe.caffe.fillers import unfilled
-from firecaffe.caffe.layers.spec import ENGINE, Kind, Spec, shown
+from firecaffe.caffe.layers.spec import ENGINE, Function, Kind, Spec, shown
 from firecaffe.caffe.message import Field
 
 
@@ -98,20 +98,14 @@ def depthwise(spec: Spec) -> nn.Module:
     return module
 
 
-class Crop(nn.Module):
+def _cropped(whole: Tensor, like: Tensor, axis: int, offsets: Sequence[int]) -> Tensor:
     """Cut the first bottom to the second's sizes from `axis` on, at one offset for each axis."""
-
-    def __init__(self, axis: int, offsets: Sequence[int]) -> None:
-        super().__init__()
-        self.axis, self.offsets = axis, tuple(offsets)
-
-    def forward(self, whole: Tensor, like: Tensor) -> Tensor:
-        for axis, offset in enumerate(self.offsets, self.axis):
-            whole = whole.narrow(axis, offset, like.shape[axis])
-        return whole
+    for place, offset in enumerate(offsets, axis):
+        whole = whole.narrow(place, offset, like.shape[place])
+    return whole
 
 
-def crop(spec: Spec) -> Crop:
+def crop(spec: Spec) -> Function:
     whole, like = spec.bottoms
     axis, offsets = spec.axis("axis", 2), spec.param.integers("offset")
     count = len(whole) - axis
@@ -134,7 +128,7 @@ def crop(spec: Spec) -> Crop:
                 f"bottom has {whole[place]}",
                 "offset",
             )
-    return Crop(axis, offsets)
+    return Function(_cropped, axis=axis, offsets=offsets)
 
 
 class Interp(nn.Module):
@@ -158,28 +152,13 @@ class Interp(nn.Module):
         return (shrunk - 1) * self.zoom + 1
 
 
-class Upsample(nn.Module):
-    def __init__(self, scale: int) -> None:
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, planes: Tensor) -> Tensor:
-        return F.interpolate(planes, scale_factor=self.scale, mode="nearest")
-
-
-class Unpool(nn.Module):
+def _unpooled(planes: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
     """Place values in a larger plane of zeros, at the indices (B, C, H, W) of the second bottom."""
-
-    def __init__(self, size: tuple[int, int]) -> None:
-        super().__init__()
-        self.size = size
-
-    def forward(self, planes: Tensor, places: Tensor) -> Tensor:
-        height, width = self.size
-        batch, channels = planes.shape[:2]
-        larger = planes.new_zeros(batch, channels, height * width)
-        larger = larger.scatter(2, places.flatten(2).long(), planes.flatten(2))
-        return larger.view(batch, channels, height, width)
+    height, width = size
+    batch, channels = planes.shape[:2]
+    larger = planes.new_zeros(batch, channels, height * width)
+    larger = larger.scatter(2, places.flatten(2).long(), planes.flatten(2))
+    return larger.view(batch, channels, height, width)
 
 
 def interp(spec: Spec) -> Interp:
@@ -206,14 +185,14 @@ def interp(spec: Spec) -> Interp:
     return Interp(spec.positive("shrink_factor", 1), spec.positive("zoom_factor", 1), size, cut)
 
 
-def upsample(spec: Spec) -> Upsample | Unpool:
+def upsample(spec: Spec) -> nn.Module:
     spec.check_axes(4)
     if len(spec.bottoms) == 1:
-        return Upsample(spec.positive("scale", 2))
-    return Unpool(unpooled(spec))
+        return nn.Upsample(scale_factor=spec.positive("scale", 2))
+    return Function(_unpooled, size=unpooled_size(spec))
 
 
-def unpooled(spec: Spec) -> tuple[int, int]:
+def unpooled_size(spec: Spec) -> tuple[int, int]:
     param = spec.param
     if tuple(spec.bottoms[0]) != tuple(spec.bottoms[1]):
         raise spec.error(

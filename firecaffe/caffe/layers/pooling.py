@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import ENGINE, Kind, Spec, shown
+from firecaffe.caffe.layers.spec import ENGINE, Function, Kind, Spec, shown
 
 POOLS = ("MAX", "AVE", "STOCHASTIC")
 
@@ -32,9 +32,8 @@ class MaxPoolWithPlaces(nn.MaxPool2d):
         return y, places.to(x.dtype)
 
 
-class GlobalMaxPool(nn.Module):
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        return F.max_pool2d(x_BCHW, x_BCHW.shape[2:])
+def _global_max(x_BCHW: Tensor) -> Tensor:
+    return F.max_pool2d(x_BCHW, x_BCHW.shape[2:])
 
 
 class _Windows(nn.Module):
@@ -149,7 +148,7 @@ def pooling(spec: Spec) -> nn.Module:
         if method == "AVE":
             return nn.AdaptiveAvgPool2d(1)
         if method == "MAX" and not places:
-            return GlobalMaxPool()
+            return Function(_global_max)
         kernel = (bottom[2], bottom[3])
     else:
         kernel = spec.height_width("kernel_size", None, "kernel")

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec
+from firecaffe.caffe.layers.spec import Function, Kind, Spec
 
 MAX_STEPS = 10_000
 """The maximum steps of a sequence. Each is computed separately; Caffe makes layers of each."""
@@ -98,11 +98,9 @@ class RNN(Recurrent):
         return F.linear(outputs, self.output_weight, self.output_bias).tanh()
 
 
-class LSTMUnit(nn.Module):
+def _lstm_unit(cell: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
     """One step of an LSTM: (1, N, D), (1, N, 4 · D) and (1, N) to the next c and h."""
-
-    def forward(self, cell: Tensor, gates: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
-        return unit(cell, gates, cont.unsqueeze(-1))
+    return unit(cell, gates, cont.unsqueeze(-1))
 
 
 class ContinuationIndicator(nn.Module):
@@ -150,7 +148,7 @@ def recurrent(spec: Spec, kind: type[Recurrent]) -> Recurrent:
     return module
 
 
-def lstm_unit(spec: Spec) -> LSTMUnit:
+def lstm_unit(spec: Spec) -> Function:
     spec.check_tops(2)
     for bottom, axes in enumerate((3, 3, 2)):
         spec.check_axes(axes, bottom)
@@ -160,7 +158,7 @@ def lstm_unit(spec: Spec) -> LSTMUnit:
             f" has the bottoms {tuple(map(tuple, spec.bottoms))}; "
             "expected (1, N, D), (1, N, 4 · D) and (1, N)"
         )
-    return LSTMUnit()
+    return Function(_lstm_unit)
 
 
 def continuation_indicator(spec: Spec) -> ContinuationIndicator:

@@ -5,33 +5,21 @@ follow in their order; ShuffleNet (arXiv 1707.01083, section 3.1) for ShuffleCha
 """
 
 import math
-from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
-from firecaffe.caffe.layers.spec import Kind, Spec, shown
+from firecaffe.caffe.layers.spec import Function, Kind, Spec, shown
 
 
 def flatten(spec: Spec) -> nn.Module:
     return nn.Flatten(spec.axis("axis", 1), spec.axis("end_axis", -1))
 
 
-class Reshape(nn.Module):
+def _reshaped(x: Tensor, sizes: list[int], start: int, stop: int) -> Tensor:
     """Reshape the axes from `start` to `stop`: 0 keeps a size, and one -1 is inferred."""
-
-    def __init__(self, sizes: list[int], start: int, stop: int) -> None:
-        super().__init__()
-        self.sizes, self.start, self.stop = sizes, start, stop
-
-    def forward(self, x: Tensor) -> Tensor:
-        sizes = [
-            x.shape[self.start + place] if size == 0 else size
-            for place, size in enumerate(self.sizes)
-        ]
-        return x.reshape(*x.shape[: self.start], *sizes, *x.shape[self.stop :])
-
-    def extra_repr(self) -> str:
-        return f"{self.sizes}, start={self.start}, stop={self.stop}"
+    sizes = [x.shape[start + place] if size == 0 else size for place, size in enumerate(sizes)]
+    return x.reshape(*x.shape[:start], *sizes, *x.shape[stop:])
 
 
 def reshape(spec: Spec) -> nn.Module:
@@ -52,66 +40,44 @@ def reshape(spec: Spec) -> nn.Module:
     # The actual batch differs from the file's: each of several workers has a part of it.
     if start == 0 and -1 not in sizes[:1] and sizes and sizes[0] == bottom[0]:
         sizes = [0, *sizes[1:]]
-    return Reshape(sizes, start, stop)
+    return Function(_reshaped, sizes=sizes, start=start, stop=stop)
 
 
-class Silence(nn.Module):
-    def forward(self, *bottoms: Tensor) -> tuple[Tensor, ...]:
-        return ()
+def _nothing(*bottoms: Tensor) -> tuple[Tensor, ...]:
+    return ()
 
 
 def silence(spec: Spec) -> nn.Module:
-    return Silence()
+    return Function(_nothing)
 
 
-class Permute(nn.Module):
-    """Reorder axes: axis i of the top is axis order[i] of the bottom."""
-
-    def __init__(self, order: Sequence[int]) -> None:
-        super().__init__()
-        self.order = tuple(order)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return values.permute(self.order).contiguous()
+def _permuted(values: Tensor, order: list[int]) -> Tensor:
+    return values.permute(order).contiguous()
 
 
-class Reverse(nn.Module):
-    def __init__(self, axis: int) -> None:
-        super().__init__()
-        self.axis = axis
-
-    def forward(self, values: Tensor) -> Tensor:
-        return values.flip(self.axis)
-
-
-class ShuffleChannel(nn.Module):
+def _shuffled(values: Tensor, groups: int) -> Tensor:
     """Reorder channels of (B, groups · n, …): g · n + i becomes i · groups + g."""
-
-    def __init__(self, groups: int) -> None:
-        super().__init__()
-        self.groups = groups
-
-    def forward(self, values: Tensor) -> Tensor:
-        batch, channels, *rest = values.shape
-        grouped = values.reshape(batch, self.groups, channels // self.groups, *rest)
-        return grouped.transpose(1, 2).reshape(values.shape)
+    batch, channels, *rest = values.shape
+    grouped = values.reshape(batch, groups, channels // groups, *rest)
+    return grouped.transpose(1, 2).reshape(values.shape)
 
 
-def permute(spec: Spec) -> Permute:
+def permute(spec: Spec) -> Function:
     order, axes = spec.param.integers("order"), len(spec.bottoms[0])
     if len(set(order)) < len(order) or not all(0 <= axis < axes for axis in order):
         raise spec.param.error(
             f"order is {', '.join(map(str, order))}; expected axes from 0 to {axes - 1}, each once",
             "order",
         )
-    return Permute([*order, *(axis for axis in range(axes) if axis not in order)])
+    order += [axis for axis in range(axes) if axis not in order]
+    return Function(_permuted, order=order)
 
 
-def reverse(spec: Spec) -> Reverse:
-    return Reverse(spec.axis("axis", 0))
+def reverse(spec: Spec) -> Function:
+    return Function(torch.flip, dims=[spec.axis("axis", 0)])
 
 
-def shuffle_channel(spec: Spec) -> ShuffleChannel:
+def shuffle_channel(spec: Spec) -> Function:
     groups, channels = spec.positive("group", 1), spec.bottoms[0][1]
     if channels % groups:
         raise spec.param.error(
@@ -119,7 +85,7 @@ def shuffle_channel(spec: Spec) -> ShuffleChannel:
             "does not divide",
             "group",
         )
-    return ShuffleChannel(groups)
+    return Function(_shuffled, groups=groups)
 
 
 LAYERS = {

@@ -6,6 +6,7 @@ Messages for layers of other types are ignored, as in Caffe: copied layers often
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -88,6 +89,21 @@ class Spec:
         shape = tuple(self.bottoms[bottom])
         if len(shape) != count:
             raise self.error(f" takes a bottom of {count} axes; found {shape}")
+
+
+class Function(nn.Module):
+    """A layer without weights: a function of its bottoms, with settings."""
+
+    def __init__(self, function: Callable[..., Any], **settings: Any) -> None:
+        super().__init__()
+        self.function, self.settings = function, settings
+
+    def forward(self, *bottoms: Tensor) -> Any:
+        return self.function(*bottoms, **self.settings)
+
+    def extra_repr(self) -> str:
+        words = [f"{word}={value}" for word, value in self.settings.items()]
+        return ", ".join([self.function.__name__, *words])
 
 
 ENGINE = ("engine",)
