@@ -105,33 +105,28 @@ def split(spec: Spec) -> nn.Module:
 OPERATIONS = ("", "SUM", "ASUM", "SUMSQ", "MEAN")
 
 
-class ArgMax(nn.Module):
-    """Indices of the largest values, or the values themselves. Of equal values, the last is first.
+def _argmax(values: Tensor, top_k: int, axis: int | None, out_max_val: bool) -> Tensor:
+    """Return indices of the largest values, or the values. Of equal values, the last is first.
 
     Without an axis, each sample is flattened. The top is (B, 1, top_k), or (B, 2, top_k) with the
     values in the second row, followed by axes of size 1 up to the bottom's number of axes.
     """
+    if axis is not None:
+        places, largest = _largest(values, axis, top_k)
+        return largest if out_max_val else places
+    places, largest = _largest(values.flatten(1), 1, top_k)
+    rows = torch.stack([places, largest][: 2 if out_max_val else 1], 1)
+    return rows.view(*rows.shape, *[1] * (values.dim() - 3))
 
-    def __init__(self, top_k: int, axis: int | None, out_max_val: bool) -> None:
-        super().__init__()
-        self.top_k, self.axis, self.out_max_val = top_k, axis, out_max_val
 
-    def forward(self, values: Tensor) -> Tensor:
-        if self.axis is not None:
-            places, largest = self.largest(values, self.axis)
-            return largest if self.out_max_val else places
-        places, largest = self.largest(values.flatten(1), 1)
-        rows = torch.stack([places, largest][: 2 if self.out_max_val else 1], 1)
-        return rows.view(*rows.shape, *[1] * (values.dim() - 3))
-
-    def largest(self, values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-        backward = values.flip(axis)
-        if self.top_k == 1:
-            largest, places = backward.max(axis, keepdim=True)
-        else:
-            largest, places = backward.sort(dim=axis, descending=True, stable=True)
-        places = values.shape[axis] - 1 - places.narrow(axis, 0, self.top_k)
-        return places.to(values.dtype), largest.narrow(axis, 0, self.top_k)
+def _largest(values: Tensor, axis: int, top_k: int) -> tuple[Tensor, Tensor]:
+    backward = values.flip(axis)
+    if top_k == 1:
+        largest, places = backward.max(axis, keepdim=True)
+    else:
+        largest, places = backward.sort(dim=axis, descending=True, stable=True)
+    places = values.shape[axis] - 1 - places.narrow(axis, 0, top_k)
+    return places.to(values.dtype), largest.narrow(axis, 0, top_k)
 
 
 def _reduced(values: Tensor, operation: str, axis: int, coeff: float) -> Tensor:
@@ -145,7 +140,7 @@ def _reduced(values: Tensor, operation: str, axis: int, coeff: float) -> Tensor:
     return values.sum(-1) * coeff
 
 
-def argmax(spec: Spec) -> ArgMax:
+def argmax(spec: Spec) -> Function:
     param, bottom = spec.param, spec.bottoms[0]
     axis = spec.axis("axis", 0) if param.has("axis") else None
     top_k = spec.positive("top_k", 1)
@@ -154,7 +149,7 @@ def argmax(spec: Spec) -> ArgMax:
         raise param.error(
             f"top_k is {top_k}; {spec.name!r} has {most} values to choose from", "top_k"
         )
-    return ArgMax(top_k, axis, param.flag("out_max_val"))
+    return Function(_argmax, top_k=top_k, axis=axis, out_max_val=param.flag("out_max_val"))
 
 
 def reduction(spec: Spec) -> Function:

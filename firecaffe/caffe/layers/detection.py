@@ -12,56 +12,50 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from firecaffe.caffe.layers.spec import Kind, Spec
+from firecaffe.caffe.layers.spec import Function, Kind, Spec
 
 EQUAL = 1e-6
 """Aspect ratios that differ by less count as equal."""
 
 
-class PriorBox(nn.Module):
+def _priors(
+    planes: Tensor,
+    images: Tensor,
+    sizes: Sequence[tuple[float, float]],
+    variances: Sequence[float],
+    image: tuple[float, float],
+    step: tuple[float, float],
+    offset: float,
+    clip: bool,
+) -> Tensor:
     """Make (1, 2, H · W · boxes · 4): x1, y1, x2, y2 as shares of the image, and their variances.
 
     `sizes` are (width, height) of each box, `image` and `step` are (height, width), all in pixels.
     `image` 0: the size of the images. `step` 0: the image's size over that of the planes.
     """
-
-    def __init__(
-        self,
-        sizes: Sequence[tuple[float, float]],
-        variances: Sequence[float],
-        image: tuple[float, float],
-        step: tuple[float, float],
-        offset: float,
-        clip: bool,
-    ) -> None:
-        super().__init__()
-        self.sizes, self.variances = list(sizes), list(variances)
-        self.image, self.step, self.offset, self.clip = image, step, offset, clip
-
-    def forward(self, planes: Tensor, images: Tensor) -> Tensor:
-        rows, columns = planes.shape[2:]
-        height, width = (
-            given or float(size) for given, size in zip(self.image, images.shape[2:], strict=True)
-        )
-        y_step, x_step = self.step[0] or height / rows, self.step[1] or width / columns
-        tensor = partial(torch.tensor, dtype=torch.float32, device=planes.device)
-        place = partial(torch.arange, dtype=torch.float32, device=planes.device)
-        sizes = tensor(self.sizes)
-        half = torch.cat([-sizes, sizes], 1) / 2
-        y = (place(rows) + self.offset) * y_step
-        x = (place(columns) + self.offset) * x_step
-        center = torch.stack([x.expand(rows, -1), y.unsqueeze(1).expand(-1, columns)], -1)
-        scale = tensor([width, height, width, height])
-        corners = (center.repeat(1, 1, 2).unsqueeze(2) + half) / scale
-        if self.clip:
-            corners = corners.clamp(0, 1)
-        variances = tensor(self.variances).expand_as(corners)
-        return torch.stack([corners.flatten(), variances.flatten()]).unsqueeze(0)
+    rows, columns = planes.shape[2:]
+    height, width = (
+        given or float(size) for given, size in zip(image, images.shape[2:], strict=True)
+    )
+    y_step, x_step = step[0] or height / rows, step[1] or width / columns
+    tensor = partial(torch.tensor, dtype=torch.float32, device=planes.device)
+    place = partial(torch.arange, dtype=torch.float32, device=planes.device)
+    sides = tensor(sizes)
+    half = torch.cat([-sides, sides], 1) / 2
+    y = (place(rows) + offset) * y_step
+    x = (place(columns) + offset) * x_step
+    center = torch.stack([x.expand(rows, -1), y.unsqueeze(1).expand(-1, columns)], -1)
+    scale = tensor([width, height, width, height])
+    corners = (center.repeat(1, 1, 2).unsqueeze(2) + half) / scale
+    if clip:
+        corners = corners.clamp(0, 1)
+    spread = tensor(variances).expand_as(corners)
+    return torch.stack([corners.flatten(), spread.flatten()]).unsqueeze(0)
 
 
-def prior_box(spec: Spec) -> PriorBox:
+def prior_box(spec: Spec) -> Function:
     spec.check_axes(4)
     spec.check_axes(4, bottom=1)
     param = spec.param
@@ -71,13 +65,14 @@ def prior_box(spec: Spec) -> PriorBox:
             f"variance is {', '.join(map(str, variances))}; expected 1 or 4 numbers above 0",
             "variance",
         )
-    return PriorBox(
-        box_sizes(spec),
-        variances * (4 // len(variances)),
-        pair(spec, "img_size", "img_h", "img_w"),
-        pair(spec, "step", "step_h", "step_w"),
-        param.number("offset", 0.5),
-        param.flag("clip"),
+    return Function(
+        _priors,
+        sizes=box_sizes(spec),
+        variances=variances * (4 // len(variances)),
+        image=pair(spec, "img_size", "img_h", "img_w"),
+        step=pair(spec, "step", "step_h", "step_w"),
+        offset=param.number("offset", 0.5),
+        clip=param.flag("clip"),
     )
 
 
@@ -156,7 +151,8 @@ class Rules:
     """The maximum boxes of an image after overlaps are removed; below 0: all."""
 
 
-class DetectionOutput(nn.Module):
+@torch.no_grad()
+def _detected(locations: Tensor, confidences: Tensor, priors: Tensor, rules: Rules) -> Tensor:
     """Return (1, 1, N, 7): image, label, confidence, x1, y1, x2, y2 for each box.
 
     Rows are sorted by image, label and descending confidence. N depends on the values. If there is
@@ -164,42 +160,32 @@ class DetectionOutput(nn.Module):
     keep_top_k limits per image. The bottoms are locations (B, boxes · 4), or times classes if not
     shared; confidences (B, boxes · classes), as from Flatten; priors (1, 2, boxes · 4).
     """
-
-    def __init__(self, rules: Rules) -> None:
-        super().__init__()
-        self.rules = rules
-
-    @torch.no_grad()
-    def forward(self, locations: Tensor, confidences: Tensor, priors: Tensor) -> Tensor:
-        rules = self.rules
-        batch, boxes = len(locations), priors.shape[2] // 4
-        labels = [
-            number for number in range(rules.num_classes) if number != rules.background_label_id
-        ]
-        if locations.is_meta:
-            most = rules.top_k if 0 <= rules.top_k < boxes else boxes
-            most *= len(labels)
-            most = min(most, rules.keep_top_k) if rules.keep_top_k >= 0 else most
-            return locations.new_empty(1, 1, batch * most, 7)
-        label = torch.tensor(labels, device=locations.device)
-        corners = decoded(locations.reshape(batch, boxes, -1, 4), priors, rules)
-        scores = confidences.reshape(batch, boxes, -1)[..., label].transpose(1, 2)
-        chosen = candidates(scores, rules)
-        per_label = corners.transpose(1, 2)
-        per_label = per_label if rules.share_location else per_label[:, label]
-        per_label = per_label.expand(-1, len(labels), -1, -1)
-        best = per_label.gather(2, chosen.box.unsqueeze(-1).expand(-1, -1, -1, 4))
-        kept = non_max_suppress(best, chosen.counts, rules)
-        if rules.keep_top_k >= 0:
-            kept = best_of_image(chosen.score, kept, rules.keep_top_k)
-        if not kept.any():
-            rows = locations.new_full((batch, 7), -1)
-            rows[:, 0] = torch.arange(batch, device=locations.device)
-        else:
-            image, row, _ = kept.nonzero(as_tuple=True)
-            heads = torch.stack([image.to(best.dtype), label[row].to(best.dtype)], 1)
-            rows = torch.cat([heads, chosen.score[kept].unsqueeze(1), best[kept]], 1)
-        return rows.view(1, 1, -1, 7)
+    batch, boxes = len(locations), priors.shape[2] // 4
+    labels = [number for number in range(rules.num_classes) if number != rules.background_label_id]
+    if locations.is_meta:
+        most = rules.top_k if 0 <= rules.top_k < boxes else boxes
+        most *= len(labels)
+        most = min(most, rules.keep_top_k) if rules.keep_top_k >= 0 else most
+        return locations.new_empty(1, 1, batch * most, 7)
+    label = torch.tensor(labels, device=locations.device)
+    corners = decoded(locations.reshape(batch, boxes, -1, 4), priors, rules)
+    scores = confidences.reshape(batch, boxes, -1)[..., label].transpose(1, 2)
+    chosen = candidates(scores, rules)
+    per_label = corners.transpose(1, 2)
+    per_label = per_label if rules.share_location else per_label[:, label]
+    per_label = per_label.expand(-1, len(labels), -1, -1)
+    best = per_label.gather(2, chosen.box.unsqueeze(-1).expand(-1, -1, -1, 4))
+    kept = non_max_suppress(best, chosen.counts, rules)
+    if rules.keep_top_k >= 0:
+        kept = best_of_image(chosen.score, kept, rules.keep_top_k)
+    if not kept.any():
+        rows = locations.new_full((batch, 7), -1)
+        rows[:, 0] = torch.arange(batch, device=locations.device)
+    else:
+        image, row, _ = kept.nonzero(as_tuple=True)
+        heads = torch.stack([image.to(best.dtype), label[row].to(best.dtype)], 1)
+        rows = torch.cat([heads, chosen.score[kept].unsqueeze(1), best[kept]], 1)
+    return rows.view(1, 1, -1, 7)
 
 
 def decoded(codes: Tensor, priors: Tensor, rules: Rules) -> Tensor:
@@ -270,7 +256,7 @@ def best_of_image(scores: Tensor, kept: Tensor, most: int) -> Tensor:
     return chosen.view_as(kept) & kept
 
 
-def detection_output(spec: Spec) -> DetectionOutput:
+def detection_output(spec: Spec) -> Function:
     spec.check_axes(3, bottom=2)
     param, nms = spec.param, spec.param.message("nms_param")
     nms_threshold, eta = nms.number("nms_threshold", 0.3), nms.number("eta", 1.0)
@@ -301,7 +287,7 @@ def detection_output(spec: Spec) -> DetectionOutput:
         count = math.prod(spec.bottoms[bottom][1:])
         if count != boxes * per_box:
             raise spec.error(f" has {count} {what} for {boxes} priors; expected {boxes * per_box}")
-    return DetectionOutput(rules)
+    return Function(_detected, rules=rules)
 
 
 LAYERS = {

@@ -131,25 +131,14 @@ def crop(spec: Spec) -> Function:
     return Function(_cropped, axis=axis, offsets=offsets)
 
 
-class Interp(nn.Module):
+def _interpolated(
+    planes: Tensor, shrink: int, zoom: int, size: tuple[int, int] | None, cut: tuple[int, int]
+) -> Tensor:
     """Cut the border of (B, C, H, W), and resize the rest to `size`, or by shrink and zoom."""
-
-    def __init__(
-        self, shrink: int, zoom: int, size: tuple[int, int] | None, cut: tuple[int, int]
-    ) -> None:
-        super().__init__()
-        self.shrink, self.zoom, self.size, self.cut = shrink, zoom, size, cut
-
-    def forward(self, planes: Tensor) -> Tensor:
-        begin, end = self.cut
-        height, width = planes.shape[2] - begin - end, planes.shape[3] - begin - end
-        planes = planes.narrow(2, begin, height).narrow(3, begin, width)
-        size = self.size or (self.resized(height), self.resized(width))
-        return F.interpolate(planes, size, mode="bilinear", align_corners=True)
-
-    def resized(self, length: int) -> int:
-        shrunk = (length - 1) // self.shrink + 1
-        return (shrunk - 1) * self.zoom + 1
+    sides = [length - sum(cut) for length in planes.shape[2:]]
+    planes = planes.narrow(2, cut[0], sides[0]).narrow(3, cut[0], sides[1])
+    by_factors = [(length - 1) // shrink * zoom + 1 for length in sides]
+    return F.interpolate(planes, size or by_factors, mode="bilinear", align_corners=True)
 
 
 def _unpooled(planes: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
@@ -161,7 +150,7 @@ def _unpooled(planes: Tensor, places: Tensor, size: tuple[int, int]) -> Tensor:
     return larger.view(batch, channels, height, width)
 
 
-def interp(spec: Spec) -> Interp:
+def interp(spec: Spec) -> Function:
     spec.check_axes(4)
     param = spec.param
     cut = (-param.integer("pad_beg"), -param.integer("pad_end"))
@@ -182,7 +171,8 @@ def interp(spec: Spec) -> Interp:
             f" needs height and width, or shrink_factor or zoom_factor; "
             f"found {'both' if has_factor else 'neither'}"
         )
-    return Interp(spec.positive("shrink_factor", 1), spec.positive("zoom_factor", 1), size, cut)
+    shrink, zoom = spec.positive("shrink_factor", 1), spec.positive("zoom_factor", 1)
+    return Function(_interpolated, shrink=shrink, zoom=zoom, size=size, cut=cut)
 
 
 def upsample(spec: Spec) -> nn.Module:

@@ -198,26 +198,20 @@ def _one(size: tuple[int, int]) -> int | tuple[int, int]:
     return size[0] if size[0] == size[1] else size
 
 
-class SPP(nn.Module):
+def _pyramid(planes: Tensor, levels: int, pool: str) -> Tensor:
     """Pool (B, C, H, W) to (B, sum of C · bins over levels); (B, C, 1, 1) if there is one level."""
+    pooled = [_level(planes, 2**level, pool) for level in range(levels)]
+    return pooled[0] if levels == 1 else torch.cat([p.flatten(1) for p in pooled], 1)
 
-    def __init__(self, levels: int, pool: str) -> None:
-        super().__init__()
-        self.levels, self.pool = levels, pool
 
-    def forward(self, planes: Tensor) -> Tensor:
-        pooled = [self.level(planes, 2**level) for level in range(self.levels)]
-        return pooled[0] if self.levels == 1 else torch.cat([p.flatten(1) for p in pooled], 1)
-
-    def level(self, planes: Tensor, bins: int) -> Tensor:
-        rows, columns = planes.shape[2:]
-        high, above, below = windows(rows, bins)
-        wide, left, right = windows(columns, bins)
-        fill = -math.inf if self.pool == "MAX" else 0.0
-        padded = F.pad(planes, (left, right, above, below), value=fill)
-        if self.pool == "MAX":
-            return F.max_pool2d(padded, (high, wide))
-        return F.avg_pool2d(padded, (high, wide))
+def _level(planes: Tensor, bins: int, pool: str) -> Tensor:
+    rows, columns = planes.shape[2:]
+    high, above, below = windows(rows, bins)
+    wide, left, right = windows(columns, bins)
+    if pool == "MAX":
+        padded = F.pad(planes, (left, right, above, below), value=-math.inf)
+        return F.max_pool2d(padded, (high, wide))
+    return F.avg_pool2d(F.pad(planes, (left, right, above, below)), (high, wide))
 
 
 def windows(size: int, bins: int) -> tuple[int, int, int]:
@@ -227,7 +221,7 @@ def windows(size: int, bins: int) -> tuple[int, int, int]:
     return length, (missing + 1) // 2, missing // 2
 
 
-def spp(spec: Spec) -> SPP:
+def spp(spec: Spec) -> Function:
     spec.check_axes(4)
     param, levels = spec.param, spec.positive("pyramid_height")
     pool = param.choice("pool", POOLS, "MAX")
@@ -242,7 +236,7 @@ def spp(spec: Spec) -> SPP:
                     f"small for {2**level} bins a side, as the first would be padding alone",
                     "pyramid_height",
                 )
-    return SPP(levels, pool)
+    return Function(_pyramid, levels=levels, pool=pool)
 
 
 LAYERS = {

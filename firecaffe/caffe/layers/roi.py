@@ -12,9 +12,9 @@ import math
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from firecaffe.caffe.layers.spec import Kind, Spec
+from firecaffe.caffe.layers.spec import Function, Kind, Spec
 
 ROIS_AT_ONCE = 16
 """The number of regions whose values are in memory at the same time."""
@@ -51,39 +51,35 @@ def bins_of(start: Tensor, length: Tensor, count: int, offset: Tensor, size: int
     return Bins(first.clamp(0, size).long(), after.clamp(0, size).long())
 
 
-class ROIPooling(nn.Module):
+def bins_between(low: Tensor, high: Tensor, count: int, size: int) -> Bins:
+    return bins_of(torch.zeros_like(low), (high - low + 1).clamp_min(1), count, low, size)
+
+
+def _largest_of_regions(
+    planes: Tensor, regions: Tensor, pooled: tuple[int, int], spatial_scale: float
+) -> Tensor:
     """Pool (B, C, H, W) over regions (R, 5) to (R, C, pooled_h, pooled_w); an empty bin is 0."""
-
-    def __init__(self, pooled: tuple[int, int], spatial_scale: float) -> None:
-        super().__init__()
-        self.pooled, self.spatial_scale = pooled, spatial_scale
-
-    def forward(self, planes: Tensor, regions: Tensor) -> Tensor:
-        regions = regions.flatten(1)
-        if planes.is_meta or len(regions) == 0:
-            return planes.new_zeros(len(regions), planes.shape[1], *self.pooled)
-        flat = planes.flatten(2)
-        image = regions[:, 0].long()
-        with torch.no_grad():
-            corners = rounded(regions[:, 1:] * self.spatial_scale)
-            rows = self.bins(corners[:, 1], corners[:, 3], self.pooled[0], planes.shape[2])
-            columns = self.bins(corners[:, 0], corners[:, 2], self.pooled[1], planes.shape[3])
-            parts = [
-                slice(start, start + ROIS_AT_ONCE) for start in range(0, len(regions), ROIS_AT_ONCE)
+    regions = regions.flatten(1)
+    if planes.is_meta or len(regions) == 0:
+        return planes.new_zeros(len(regions), planes.shape[1], *pooled)
+    flat = planes.flatten(2)
+    image = regions[:, 0].long()
+    with torch.no_grad():
+        corners = rounded(regions[:, 1:] * spatial_scale)
+        rows = bins_between(corners[:, 1], corners[:, 3], pooled[0], planes.shape[2])
+        columns = bins_between(corners[:, 0], corners[:, 2], pooled[1], planes.shape[3])
+        parts = [
+            slice(start, start + ROIS_AT_ONCE) for start in range(0, len(regions), ROIS_AT_ONCE)
+        ]
+        place = torch.cat(
+            [
+                largest(flat[image[part]], rows.of(part), columns.of(part), planes.shape[3])
+                for part in parts
             ]
-            place = torch.cat(
-                [
-                    largest(flat[image[part]], rows.of(part), columns.of(part), planes.shape[3])
-                    for part in parts
-                ]
-            )
-        channel = torch.arange(planes.shape[1], device=planes.device).view(-1, 1, 1)
-        values = flat[image.view(-1, 1, 1, 1), channel, place.clamp_min(0)]
-        return values.masked_fill(place < 0, 0)
-
-    def bins(self, low: Tensor, high: Tensor, count: int, size: int) -> Bins:
-        length = (high - low + 1).clamp_min(1)
-        return bins_of(torch.zeros_like(low), length, count, low, size)
+        )
+    channel = torch.arange(planes.shape[1], device=planes.device).view(-1, 1, 1)
+    values = flat[image.view(-1, 1, 1, 1), channel, place.clamp_min(0)]
+    return values.masked_fill(place < 0, 0)
 
 
 def largest(flat: Tensor, rows: Bins, columns: Bins, width: int) -> Tensor:
@@ -99,38 +95,33 @@ def largest(flat: Tensor, rows: Bins, columns: Bins, width: int) -> Tensor:
     return place.masked_fill(~counts.any(-1).unsqueeze(1), -1)
 
 
-class PSROIPooling(nn.Module):
+def _means_of_regions(
+    planes: Tensor, regions: Tensor, output_dim: int, group_size: int, spatial_scale: float
+) -> Tensor:
     """Pool (B, output_dim · group_size², H, W) to (R, output_dim, group_size, group_size)."""
+    regions = regions.flatten(1)
+    high, wide = planes.shape[2:]
+    start = rounded(regions[:, 1:3]) * spatial_scale
+    length = ((rounded(regions[:, 3:5]) + 1) * spatial_scale - start).clamp_min(0.1)
+    rows = covered(start[:, 1], length[:, 1], group_size, high, planes.dtype)
+    columns = covered(start[:, 0], length[:, 0], group_size, wide, planes.dtype)
+    grouped = planes.reshape(len(planes), output_dim, group_size, group_size, high, wide)
+    image = regions[:, 0].long()
+    total = torch.zeros((), dtype=planes.dtype, device=planes.device)
+    for number in range(len(planes)):
+        here = (image == number).to(planes.dtype).view(-1, 1, 1)
+        by_row = torch.einsum("rqw,opqhw->ropqh", columns, grouped[number])
+        total = total + torch.einsum("rph,ropqh->ropq", rows * here, by_row)
+    area = rows.sum(-1)[:, :, None] * columns.sum(-1)[:, None, :]
+    return total / area.clamp_min(1).unsqueeze(1)
 
-    def __init__(self, output_dim: int, group_size: int, spatial_scale: float) -> None:
-        super().__init__()
-        self.output_dim, self.group_size = output_dim, group_size
-        self.spatial_scale = spatial_scale
 
-    def forward(self, planes: Tensor, regions: Tensor) -> Tensor:
-        regions = regions.flatten(1)
-        high, wide = planes.shape[2:]
-        start = rounded(regions[:, 1:3]) * self.spatial_scale
-        length = ((rounded(regions[:, 3:5]) + 1) * self.spatial_scale - start).clamp_min(0.1)
-        rows = self.covered(start[:, 1], length[:, 1], high, planes.dtype)
-        columns = self.covered(start[:, 0], length[:, 0], wide, planes.dtype)
-        groups = (self.output_dim, self.group_size, self.group_size)
-        grouped = planes.reshape(len(planes), *groups, high, wide)
-        image = regions[:, 0].long()
-        total = torch.zeros((), dtype=planes.dtype, device=planes.device)
-        for number in range(len(planes)):
-            here = (image == number).to(planes.dtype).view(-1, 1, 1)
-            by_row = torch.einsum("rqw,opqhw->ropqh", columns, grouped[number])
-            total = total + torch.einsum("rph,ropqh->ropq", rows * here, by_row)
-        area = rows.sum(-1)[:, :, None] * columns.sum(-1)[:, None, :]
-        return total / area.clamp_min(1).unsqueeze(1)
-
-    def covered(self, start: Tensor, length: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-        """Return (R, group_size, size): 1 where a bin covers the row or column, else 0."""
-        bins = bins_of(start, length, self.group_size, torch.zeros_like(start), size)
-        place = torch.arange(size, device=start.device)
-        inside = (place >= bins.first.unsqueeze(-1)) & (place < bins.after.unsqueeze(-1))
-        return inside.to(dtype)
+def covered(start: Tensor, length: Tensor, count: int, size: int, dtype: torch.dtype) -> Tensor:
+    """Return (R, count, size): 1 where a bin covers the row or column, else 0."""
+    bins = bins_of(start, length, count, torch.zeros_like(start), size)
+    place = torch.arange(size, device=start.device)
+    inside = (place >= bins.first.unsqueeze(-1)) & (place < bins.after.unsqueeze(-1))
+    return inside.to(dtype)
 
 
 def check_regions(spec: Spec) -> None:
@@ -141,13 +132,14 @@ def check_regions(spec: Spec) -> None:
         )
 
 
-def roi_pooling(spec: Spec) -> ROIPooling:
+def roi_pooling(spec: Spec) -> Function:
     check_regions(spec)
     pooled = (spec.positive("pooled_h"), spec.positive("pooled_w"))
-    return ROIPooling(pooled, spec.param.number("spatial_scale", 1.0))
+    scale = spec.param.number("spatial_scale", 1.0)
+    return Function(_largest_of_regions, pooled=pooled, spatial_scale=scale)
 
 
-def psroi_pooling(spec: Spec) -> PSROIPooling:
+def psroi_pooling(spec: Spec) -> Function:
     check_regions(spec)
     output_dim, group_size = spec.positive("output_dim"), spec.positive("group_size")
     channels = spec.bottoms[0][1]
@@ -156,7 +148,12 @@ def psroi_pooling(spec: Spec) -> PSROIPooling:
             f" has {channels} channels; expected output_dim · "
             f"group_size² = {output_dim * group_size**2}"
         )
-    return PSROIPooling(output_dim, group_size, spec.param.number("spatial_scale", 1.0))
+    return Function(
+        _means_of_regions,
+        output_dim=output_dim,
+        group_size=group_size,
+        spatial_scale=spec.param.number("spatial_scale", 1.0),
+    )
 
 
 LAYERS = {
