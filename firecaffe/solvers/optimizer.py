@@ -172,10 +172,15 @@ def _sgd(groups: Groups, c: SolverConfig) -> optim.Optimizer:
     )
 
 
+def _of_adam(c: SolverConfig) -> dict[str, Any]:
+    betas = (c.momentum, c.momentum2)
+    return {"lr": c.base_lr, "betas": betas, "delta": c.delta, "weight_decay": c.weight_decay}
+
+
 def _adam(groups: Groups, c: SolverConfig) -> optim.Optimizer:
     betas = (c.momentum, c.momentum2)
     if c.momentum_form == "caffe":
-        return CaffeAdam(groups, c.base_lr, betas, c.delta, c.weight_decay)
+        return CaffeAdam(groups, _of_adam(c))
     return optim.Adam(groups, c.base_lr, betas, c.delta, c.weight_decay, foreach=True)
 
 
@@ -195,10 +200,11 @@ SOLVERS: dict[str, Callable[[Groups, SolverConfig], optim.Optimizer]] = {
     "adamw": lambda groups, c: optim.AdamW(
         groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay, foreach=True
     ),
-    "lars": lambda groups, c: Lars(groups, c.base_lr, c.momentum, c.weight_decay, c.trust),
-    "lamb": lambda groups, c: Lamb(
-        groups, c.base_lr, (c.momentum, c.momentum2), c.delta, c.weight_decay
+    "lars": lambda groups, c: Lars(
+        groups,
+        {"lr": c.base_lr, "momentum": c.momentum, "weight_decay": c.weight_decay, "trust": c.trust},
     ),
+    "lamb": lambda groups, c: Lamb(groups, _of_adam(c)),
 }
 
 
@@ -223,7 +229,8 @@ def make_optimizer(
     if runs is not None:
         groups = _with_runs(groups, named, runs)
     if delayed:
-        return DelayedNesterov(groups, config.base_lr, config.momentum, delayed)
+        settings = {"lr": config.base_lr, "momentum": config.momentum, "every": delayed}
+        return DelayedNesterov(groups, settings)
     if is_reference(config.type):
         return make_own(groups, config)
     if config.decay_form != "l2":

@@ -98,13 +98,7 @@ def moments(states: Sequence[State], gradients: Tensors, betas: Betas) -> tuple[
 
 
 class CaffeAdam(GroupedOptimizer):
-    """Adam in Caffe's form. The weight decay is part of the gradient."""
-
-    def __init__(
-        self, params: Groups, lr: float, betas: Betas, delta: float, weight_decay: float
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
+    """Adam in Caffe's form, by lr, betas, delta and weight_decay, a part of the gradient."""
 
     def update(self, group: Group, weights: Tensors, gradients: Tensors) -> None:
         beta1, beta2 = group["betas"]
@@ -164,10 +158,7 @@ class CaffeSGD(GroupedOptimizer):
 
 
 class DelayedNesterov(GroupedOptimizer):
-    """SGD with delayed Nesterov momentum. `every` is N; the rate is that of one gradient."""
-
-    def __init__(self, params: Groups, lr: float, momentum: float, every: int) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "every": every})
+    """SGD with delayed Nesterov momentum, by lr (of one gradient), momentum, and every (N)."""
 
     def update(self, group: Group, weights: Tensors, gradients: Tensors) -> None:
         for weight, gradient in zip(weights, gradients, strict=True):
@@ -236,11 +227,7 @@ class LayerRates(optim.Optimizer, ABC):
 
 
 class Lars(LayerRates):
-    def __init__(
-        self, params: Groups, lr: float, momentum: float, weight_decay: float, trust: float
-    ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
-        super().__init__(params, defaults)
+    """LARS, by lr, momentum, weight_decay and trust."""
 
     def directions(self, group: Group, weights: Tensors, gradients: Tensors) -> Tensors:
         return gradients
@@ -265,11 +252,7 @@ class Lars(LayerRates):
 
 
 class Lamb(LayerRates):
-    def __init__(
-        self, params: Groups, lr: float, betas: Betas, delta: float, weight_decay: float
-    ) -> None:
-        defaults = {"lr": lr, "betas": betas, "delta": delta, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
+    """LAMB, by lr, betas, delta and weight_decay."""
 
     def directions(self, group: Group, weights: Tensors, gradients: Tensors) -> Tensors:
         beta1, beta2 = group["betas"]

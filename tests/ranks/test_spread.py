@@ -178,8 +178,8 @@ def test_a_layers_rate_is_that_of_the_whole() -> None:
     alone = nn.Parameter(whole.clone())
     named, spread = in_parts(whole, 4)
     parts = [each for name, each in named.items() if name != "0.bias"]
-    words = (0.1, (0.9, 0.99), 1e-6, 0.01)
-    of_whole, of_parts = Lamb([alone], *words), Lamb(parts, *words)
+    words = {"lr": 0.1, "betas": (0.9, 0.99), "delta": 1e-6, "weight_decay": 0.01}
+    of_whole, of_parts = Lamb([alone], words), Lamb(parts, words)
     of_parts.take_norms(spread.norms)
     for factor in (1.0, -0.5):
         alone.grad, place = gradient * factor, 0

@@ -355,7 +355,8 @@ def test_no_rule_changes_a_gradient_that_is_not_late(words: dict[str, Any]) -> N
 
 
 def delayed(weight: nn.Parameter, rate: float, count: int, decay: float = 0.0) -> DelayedNesterov:
-    return DelayedNesterov([{"params": [weight], "weight_decay": decay}], rate, 0.9, count)
+    settings = {"lr": rate, "momentum": 0.9, "every": count}
+    return DelayedNesterov([{"params": [weight], "weight_decay": decay}], settings)
 
 
 def test_delayed_nesterov() -> None:
