@@ -7,8 +7,9 @@ memory, to infer the shapes of its tops.
 import inspect
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +91,7 @@ def run(
             del values[blob]
 
 
-def _tops(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, Tensor]:
+def _tops(call: Call, module: Callable[..., Any], bottoms: list[Tensor]) -> dict[str, Tensor]:
     for place in call.detached:
         bottoms[place] = bottoms[place].detach()
     if call.flattens:
@@ -177,19 +178,9 @@ def _outline(call: Call, module: nn.Module, bottoms: list[Tensor]) -> dict[str, 
     shadows |= {name: tensor.detach().to("meta") for name, tensor in module.named_buffers()}
     was_training = module.training
     module.eval()
-
-    class Inner(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = module
-
-        def forward(self, *values: Tensor) -> dict[str, Tensor]:
-            return _tops(call, self.inner, [*values])
-
     try:
         with torch.no_grad():
-            prefixed = {f"inner.{name}": tensor for name, tensor in shadows.items()}
-            tops: dict[str, Tensor] = functional_call(Inner(), prefixed, tuple(bottoms))
+            tops = _tops(call, lambda *values: functional_call(module, shadows, values), bottoms)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         taken = ", ".join(shown(bottom.shape) for bottom in bottoms) or "nothing"
         raise step.layer.error(
