@@ -218,7 +218,7 @@ OPERATIONS = {
 MODULES = {
     "convolution": r"Conv",
     "fully connected": r"Linear",
-    "pooling": r"Pool",
+    "pooling": r"[Pp]ool",
     "normalization": r"Norm|Response",
     "activation": r"ReLU|Softmax|Tanh|Sigmoid",
     "dropout": r"Dropout",

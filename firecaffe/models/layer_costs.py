@@ -315,7 +315,7 @@ def _recording(
         rows.append(
             LayerProfile(
                 name=names[part] if calls[part] == 1 else f"{names[part]}#{calls[part]}",
-                kind=type(part).__name__,
+                kind=part._get_name(),  # type: ignore[no-untyped-call]
                 output_shape=tuple(tensors[0].shape) if tensors else (),
                 parameters=sum(p.numel() for p in new),
                 weight_bytes=sum(p.nbytes for p in new),

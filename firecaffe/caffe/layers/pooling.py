@@ -32,7 +32,7 @@ class MaxPoolWithPlaces(nn.MaxPool2d):
         return y, places.to(x.dtype)
 
 
-def _global_max(x_BCHW: Tensor) -> Tensor:
+def _global_max_pool(x_BCHW: Tensor) -> Tensor:
     return F.max_pool2d(x_BCHW, x_BCHW.shape[2:])
 
 
@@ -148,7 +148,7 @@ def pooling(spec: Spec) -> nn.Module:
         if method == "AVE":
             return nn.AdaptiveAvgPool2d(1)
         if method == "MAX" and not places:
-            return Function(_global_max)
+            return Function(_global_max_pool)
         kernel = (bottom[2], bottom[3])
     else:
         kernel = spec.height_width("kernel_size", None, "kernel")

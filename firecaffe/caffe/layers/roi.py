@@ -55,7 +55,7 @@ def bins_between(low: Tensor, high: Tensor, count: int, size: int) -> Bins:
     return bins_of(torch.zeros_like(low), (high - low + 1).clamp_min(1), count, low, size)
 
 
-def _largest_of_regions(
+def _roi_pool(
     planes: Tensor, regions: Tensor, pooled: tuple[int, int], spatial_scale: float
 ) -> Tensor:
     """Pool (B, C, H, W) over regions (R, 5) to (R, C, pooled_h, pooled_w); an empty bin is 0."""
@@ -95,7 +95,7 @@ def largest(flat: Tensor, rows: Bins, columns: Bins, width: int) -> Tensor:
     return place.masked_fill(~counts.any(-1).unsqueeze(1), -1)
 
 
-def _means_of_regions(
+def _psroi_pool(
     planes: Tensor, regions: Tensor, output_dim: int, group_size: int, spatial_scale: float
 ) -> Tensor:
     """Pool (B, output_dim · group_size², H, W) to (R, output_dim, group_size, group_size)."""
@@ -136,7 +136,7 @@ def roi_pooling(spec: Spec) -> Function:
     check_regions(spec)
     pooled = (spec.positive("pooled_h"), spec.positive("pooled_w"))
     scale = spec.param.number("spatial_scale", 1.0)
-    return Function(_largest_of_regions, pooled=pooled, spatial_scale=scale)
+    return Function(_roi_pool, pooled=pooled, spatial_scale=scale)
 
 
 def psroi_pooling(spec: Spec) -> Function:
@@ -149,7 +149,7 @@ def psroi_pooling(spec: Spec) -> Function:
             f"group_size² = {output_dim * group_size**2}"
         )
     return Function(
-        _means_of_regions,
+        _psroi_pool,
         output_dim=output_dim,
         group_size=group_size,
         spatial_scale=spec.param.number("spatial_scale", 1.0),

@@ -101,9 +101,11 @@ class Function(nn.Module):
     def forward(self, *bottoms: Tensor) -> Any:
         return self.function(*bottoms, **self.settings)
 
+    def _get_name(self) -> str:  # for torch's repr, and a profile
+        return self.function.__name__.strip("_")
+
     def extra_repr(self) -> str:
-        words = [f"{word}={value}" for word, value in self.settings.items()]
-        return ", ".join([self.function.__name__, *words])
+        return ", ".join(f"{word}={value}" for word, value in self.settings.items())
 
 
 ENGINE = ("engine",)
