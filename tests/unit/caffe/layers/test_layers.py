@@ -16,6 +16,7 @@ from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.text import parse
 from firecaffe.gradients.buffers import BufferChanges
+from firecaffe.models.layer_costs import profile_on
 from tests.unit.caffe.layers.made import (
     layer,
     layer_of,
@@ -341,3 +342,11 @@ def test_shapes_of_data(kind: str, words: str, expected: list[Shape | None]) -> 
     assert {*SOURCES} < {kind for kind, _, _ in DATA}
     assert shapes_of(parse(f'type: "{kind}" top: "a" top: "b" {words}')) == expected
     assert shapes_of(parse(f'type: "{kind}" top: "a" {words}')) == expected[:1]
+
+
+def test_a_layer_without_weights_is_called_by_its_function() -> None:
+    """In torch's picture of a net, and in a profile."""
+    net = net_of(layer("Tile", "tile_param { tiles: 2 }"), (2, 3))
+    assert "tile(dims=[1, 2])" in str(net)
+    (row,) = profile_on(net, torch.zeros(2, 3, device="meta")).layers
+    assert (row.kind, row.output_shape) == ("tile", (2, 6))
