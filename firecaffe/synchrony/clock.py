@@ -19,7 +19,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.schema import read_rows
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push, expect_same
-from firecaffe.synchrony.server_policies import Policy, Work, row_of, work_of
+from firecaffe.synchrony.server_policies import Policy, Work
 
 Seconds = Callable[[int, int], float]
 """(learner, the number of leaves that it had before) -> the time that its next leaf takes."""
@@ -134,7 +134,7 @@ class SimulatedClock:
             "asking": list(self._asking),
             "counts": [list(item) for item in self._counts.items()],
             "ends": [list(end) for end in sorted(self._ends)],
-            "works": [row_of(work) for work in self._works.values()],
+            "works": [list(work) for work in self._works.values()],
             "policy": self.policy.state_dict(),
         }
 
@@ -147,5 +147,5 @@ class SimulatedClock:
             # Checkpoints of 0.2 have a stage; in stage 0 computing had no time yet.
             taken_s = self._taken(learner) if stage == [0] else 0.0
             heapq.heappush(self._ends, (end_s + taken_s, learner))
-        self._works = {row[0]: work_of(row) for row in state["works"]}
+        self._works = {row[0]: Work(*row) for row in state["works"]}
         self.policy.load_state_dict(state["policy"])

@@ -4,122 +4,64 @@ They come from a simulated clock, real workers or a log. As rows, they are lines
 """
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
-from typing import Any, NotRequired, TypedDict
+from typing import Any, cast
+
+import msgspec
+from msgspec import Struct
 
 from firecaffe.schema import Count, Real, checked
-from firecaffe.synchrony.server_policies import Leaf, Update, Work, row_of, work_of
+from firecaffe.synchrony.server_policies import Update, Work
 
 
-@dataclass(frozen=True)
-class Pull:
+class _Timed(Struct, frozen=True, tag_field="event", tag=str.lower):
+    time_s: Real
+    """Seconds since the start; with a simulated clock, in the unit of its speeds."""
+
+
+class Pull(_Timed, frozen=True):
     """A learner receives a leaf and the present weights."""
 
-    time_s: float
-    """Seconds since the start; with a simulated clock, in the unit of its speeds."""
     work: Work
 
 
-@dataclass(frozen=True)
-class Push:
+class Push(_Timed, frozen=True):
     """A learner delivers the gradient of its work."""
 
-    time_s: float
     work: Work
     counts: bool
     """False if the gradient is dropped."""
-    update: Update | None = None
+    update: Update | None
 
 
-@dataclass(frozen=True)
-class Lose:
-    time_s: float
-    learner: int
+class Lose(_Timed, frozen=True):
+    learner: Count
 
 
-@dataclass(frozen=True)
-class Join:
-    time_s: float
-    learner: int
+class Join(_Timed, frozen=True):
+    learner: Count
 
 
 Event = Pull | Push | Lose | Join
 
+KINDS = ("pull", "push", "lose", "join")
+
 
 def expect_same(made: Event | None, expected: Event) -> None:
     """Raise ValueError unless two events are equal, apart from their times. None is no event."""
-    if made is None or replace(made, time_s=expected.time_s) != expected:
+    if made is None or msgspec.structs.replace(made, time_s=expected.time_s) != expected:
         raise ValueError("is not what the recipe's mode does after the events before it")
 
 
 def to_row(event: Event) -> dict[str, Any]:
-    kind, row = type(event).__name__.lower(), {"time_s": event.time_s}
-    match event:
-        case Pull():
-            return {"event": kind, **row, "work": row_of(event.work)}
-        case Push():
-            update = None
-            if event.update is not None:
-                update = {
-                    "version": event.update.version,
-                    "works": [row_of(work) for work in event.update.works],
-                    "dropped": [list(leaf) for leaf in event.update.dropped],
-                }
-                if event.update.again:
-                    update["again"] = [list(leaf) for leaf in event.update.again]
-            counts = {"counts": event.counts, "update": update}
-            return {"event": kind, **row, "work": row_of(event.work), **counts}
-        case _:
-            return {"event": kind, **row, "learner": event.learner}
-
-
-_LeafRow = tuple[Count, Count]
-_WorkRow = tuple[Count, Count, Count, Count]
-
-
-class _UpdateRow(TypedDict):
-    version: Count
-    works: list[_WorkRow]
-    dropped: list[_LeafRow]
-    again: NotRequired[list[_LeafRow]]
-
-
-class _PullRow(TypedDict):
-    time_s: Real
-    work: _WorkRow
-
-
-class _PushRow(_PullRow):
-    counts: bool
-    update: _UpdateRow | None
-
-
-class _LearnerRow(TypedDict):
-    time_s: Real
-    learner: Count
+    row: dict[str, Any] = msgspec.to_builtins(event)
+    return row
 
 
 def from_row(row: dict[str, Any]) -> Event:
     """Return the event of a JSON row. Raises: ValueError if it is none."""
-    match kind := row.get("event"):
-        case "pull":
-            pull = checked(row, _PullRow)
-            return Pull(float(pull["time_s"]), work_of(pull["work"]))
-        case "push":
-            push = checked(row, _PushRow)
-            made, update = push["update"], None
-            if made is not None:
-                update = Update(
-                    made["version"],
-                    tuple(map(work_of, made["works"])),
-                    tuple(Leaf(*leaf) for leaf in made["dropped"]),
-                    tuple(Leaf(*leaf) for leaf in made.get("again", ())),
-                )
-            return Push(float(push["time_s"]), work_of(push["work"]), push["counts"], update)
-        case "lose" | "join":
-            of = checked(row, _LearnerRow)
-            return (Lose if kind == "lose" else Join)(float(of["time_s"]), of["learner"])
-    raise ValueError(f"no event {kind!r:.60}")
+    if (kind := row.get("event")) not in KINDS:
+        raise ValueError(f"no event {kind!r:.60}")
+    return checked(row, cast(type[Event], Event))
 
 
 class Tally:

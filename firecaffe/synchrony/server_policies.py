@@ -35,17 +35,20 @@ previous one is applied.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from msgspec import Struct
+
+from firecaffe.schema import Count
 from firecaffe.synchrony.config import ASYNCHRONOUS, BACKUP, STALE, SynchronyConfig
 
 
 class Leaf(NamedTuple):
-    step: int
-    place: int
+    step: Count
+    place: Count
 
 
 @dataclass(frozen=True)
@@ -117,35 +120,29 @@ class LeafQueue:
         self._returned = [Leaf(*leaf) for leaf in state["returned"]]
 
 
-@dataclass(frozen=True)
-class Work:
-    learner: int
-    leaf: Leaf
-    version: int
+class Work(NamedTuple):
+    learner: Count
+    step: Count
+    place: Count
+    version: Count
+
+    @property
+    def leaf(self) -> Leaf:
+        return Leaf(self.step, self.place)
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(Struct, frozen=True, omit_defaults=True):
     """An update by the mean of gradients: a tree sum in leaf order, with zeros for dropped ones."""
 
-    version: int
+    version: Count
     works: tuple[Work, ...]
-    dropped: tuple[Leaf, ...] = ()
+    dropped: tuple[Leaf, ...]
     """Leaves that are no longer waited for. Their samples are lost."""
     again: tuple[Leaf, ...] = ()
     """Leaves that are no longer waited for, but are handed out again."""
 
     def staleness(self, work: Work) -> int:
         return self.version - 1 - work.version
-
-
-def row_of(work: Work) -> list[int]:
-    return [work.learner, *work.leaf, work.version]
-
-
-def work_of(row: Sequence[int]) -> Work:
-    learner, step, place, version = row
-    return Work(learner, Leaf(step, place), version)
 
 
 class Policy(ABC):
@@ -202,13 +199,13 @@ class Policy(ABC):
         return False
 
     def _update(self, works: tuple[Work, ...]) -> Update:
-        return Update(self.version + 1, works)
+        return Update(self.version + 1, works, dropped=())
 
     def _hand_out(self, learner: int) -> Work:
         """Give a learner the next leaf. Raises: ValueError if it has a leaf or is not there."""
         if learner in self.in_flight or learner not in self.learners:
             raise ValueError(f"learner {learner} asks for work, and has some or is not there")
-        work = Work(learner, self.queue.take(), self.version)
+        work = Work(learner, *self.queue.take(), self.version)
         self.in_flight[learner] = work
         return work
 
@@ -217,18 +214,17 @@ class Policy(ABC):
             "version": self.version,
             "queue": self.queue.state_dict(),
             "learners": sorted(self.learners),
-            "in_flight": [row_of(work) for work in self.in_flight.values()],
+            "in_flight": [list(work) for work in self.in_flight.values()],
         }
-        return {"desk": desk, self.arrived_key: [row_of(work) for work in self.arrived]}
+        return {"desk": desk, self.arrived_key: [list(work) for work in self.arrived]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         desk = state["desk"]
         self.version = desk["version"]
         self.queue.load_state_dict(desk["queue"])
         self.learners = set(desk["learners"])
-        works = [work_of(row) for row in desk["in_flight"]]
-        self.in_flight = {work.learner: work for work in works}
-        self.arrived = [work_of(row) for row in state[self.arrived_key]]
+        self.in_flight = {row[0]: Work(*row) for row in desk["in_flight"]}
+        self.arrived = [Work(*row) for row in state[self.arrived_key]]
 
 
 class Asynchronous(Policy):
@@ -303,7 +299,7 @@ class Backup(Policy):
     def _update(self, works: tuple[Work, ...]) -> Update:
         while self._has_leaf:
             self.queue.take()
-        counted = {work.leaf.place for work in works}
+        counted = {work.place for work in works}
         places = range(self.queue.leaves.of_step(self.version))
         late = tuple(Leaf(self.version, place) for place in places if place not in counted)
         return Update(self.version + 1, works, dropped=late)
@@ -332,7 +328,7 @@ class BackupAgain(Backup):
         late = tuple(sorted(work.leaf for work in self._under_way))
         for leaf in late:
             self.queue.put_back(leaf)
-        return Update(self.version + 1, works, again=late)
+        return Update(self.version + 1, works, dropped=(), again=late)
 
 
 class Stale(Asynchronous):
@@ -349,7 +345,7 @@ class Stale(Asynchronous):
         if first is None:
             return None
         # Leaves are handed out in order, so all missing leaves are under way.
-        oldest = min((work.leaf.step for work in self.in_flight.values()), default=first.step)
+        oldest = min((work.step for work in self.in_flight.values()), default=first.step)
         return None if first.step - oldest > self._most else super().begin(learner)
 
 

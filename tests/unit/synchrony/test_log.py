@@ -1,11 +1,12 @@
 """events.jsonl: what is written is read, and any damage is refused with its line."""
 
+import dataclasses
 import os
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from firecaffe.errors import RunError
 from firecaffe.synchrony.events import Event
@@ -118,6 +119,6 @@ def test_each_word_of_an_event_has_its_type(row: dict[str, object], said: str, l
 
 def test_a_leaf_of_another_training_is_refused(log: Path) -> None:
     """As of a recipe with larger micro-batches, of which a step has fewer."""
-    larger = replace(LEAVES, per_step=1, per_epoch=3)
+    larger = dataclasses.replace(LEAVES, per_step=1, per_epoch=3)
     data = write_log(log, some_events(faults=6))
     refused(log, r"line \d+: the training has no leaf 1 of step 2", data, larger)

@@ -8,12 +8,13 @@ learner  HEAD, as acknowledgment
 """
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from firecaffe.synchrony.server_policies import Leaf, Work
+from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served.coder import Coder
 from firecaffe.training.modes.served.server_memory import Gradient, Parcel
@@ -23,21 +24,20 @@ from firecaffe.transport.lane import Lane
 WORK, END = range(2)
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     kind: int
     learner: int = 0
     step: int = 0
     place: int = 0
     version: int = 0
-    has_weights: int = 0
+    has_weights: bool = False
     length: int = 0
-    is_dropped: int = 0
-    """1 if the learner's previous contribution does not count."""
+    is_dropped: bool = False
+    """Whether the learner's previous contribution does not count."""
 
     @property
     def work(self) -> Work:
-        return Work(self.learner, Leaf(self.step, self.place), self.version)
+        return Work(self.learner, self.step, self.place, self.version)
 
 
 class Messages:
@@ -59,7 +59,7 @@ class Messages:
         self._whole = {**named, **buffers}
         self.last: Mapping[str, Tensor] = {}
         """All weights and buffers, as received with the end."""
-        self._head = Parcel({"": torch.zeros(len(astuple(Head(WORK))), dtype=torch.int64)})
+        self._head = Parcel({"": torch.zeros(len(Head._fields), dtype=torch.int64)})
         gradients = {f"gradient/{n}": coder.example(p) for n, p in self._named.items()}
         tails = {f"tail/{i}": tensor for i, tensor in enumerate(forward.empty_tail())}
         facts = {
@@ -75,7 +75,7 @@ class Messages:
         self._device = forward.device
 
     def send_head(self, head: Head) -> None:
-        self._head.views[""].copy_(torch.tensor(astuple(head)))
+        self._head.views[""].copy_(torch.tensor(head))
         self.lane.send(self._head.data)
 
     def receive_head(self) -> Head:

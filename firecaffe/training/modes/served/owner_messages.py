@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from firecaffe.errors import PeerLostError
 from firecaffe.synchrony.events import from_row, to_row
-from firecaffe.synchrony.server_policies import Work, row_of, work_of
+from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.modes.served.coder import Coder, are_finite
 from firecaffe.training.modes.served.owner import Owner, OwnerParts, Shard
 from firecaffe.training.modes.served.server import UpdateSettings
@@ -130,7 +130,7 @@ class Carrier:
         for path, payload in sent.items():
             owner, _, name = path.partition("/")
             self._letters[int(owner)].views[name].copy_(payload)
-        head, waits = self._head.fill(BRING, row_of(work), used), []
+        head, waits = self._head.fill(BRING, work, used), []
         for rank, line in self._lines.items():
             waits += [line.begin_send(head), line.begin_send(self._letters[rank].data)]
         if self._own is not None:
@@ -169,7 +169,7 @@ def serve_learner(line: Line, owner: Owner, shard: Shard, layout: OwnerLayout) -
         else:
             letter = layout.letter(shard)
             line.receive(letter.data)
-            owner.bring(work_of(numbers), layout.opened(letter, shard, used))
+            owner.bring(Work(*numbers), layout.opened(letter, shard, used))
     with suppress(PeerLostError):  # the learner may have left
         line.send(head.fill(END))
 

@@ -160,8 +160,7 @@ class RemoteLearner(ClockLearner):
     def _do(self, order: Begin) -> Contribution:
         messages, work = self._messages, order.work
         is_new = work.version != self._version
-        head = Head(WORK, work.learner, *work.leaf, work.version, is_new)
-        messages.send_head(replace(head, is_dropped=order.is_dropped))
+        messages.send_head(Head(WORK, *work, is_new, is_dropped=order.is_dropped))
         if is_new:
             messages.send_weights(order.weights)
             self._version = work.version

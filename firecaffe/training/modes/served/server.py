@@ -19,7 +19,7 @@ from firecaffe.exchange.leaves import tree_sum
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
-from firecaffe.synchrony.server_policies import Leaf, Update, Work, row_of, work_of
+from firecaffe.synchrony.server_policies import Leaf, Update, Work
 from firecaffe.training.modes.served.server_memory import Gradient, ServerMemory
 from firecaffe.training.updates.every_rank import Applier
 
@@ -303,7 +303,7 @@ class Server:
         return tree_sum([zeros if part is None else part for part in parts], torch.add)
 
     def state_dict(self) -> dict[str, Any]:
-        works = [row_of(work) for _, work in sorted(self._works.items())]
+        works = [list(work) for _, work in sorted(self._works.items())]
         learners = sorted(self.learners)
         mean_step = self.late_rule.mean_step.state_dict()
         row = {"works": works, "learners": learners, "mean_step": mean_step}
@@ -311,8 +311,7 @@ class Server:
         return {**row, "overflowed": overflowed} if overflowed else row
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        works = [work_of(row) for row in state["works"]]
-        self._works = {work.leaf: work for work in works}
+        self._works = {work.leaf: work for work in (Work(*row) for row in state["works"])}
         self.learners = set(state["learners"])
         self.late_rule.mean_step.load_state_dict(state["mean_step"])
         self._overflowed = {Leaf(*row) for row in state.get("overflowed", ())}

@@ -122,12 +122,12 @@ def late(updates: Sequence[Sequence[tuple[Leaf, int]]]) -> Iterator[Event]:
     for version, update in enumerate(updates):
         works.append([])
         for leaf, staleness in update:
-            work = Work(count, leaf, version - staleness)
+            work = Work(count, *leaf, version - staleness)
             pulls.setdefault(work.version, []).append(work)
             works[-1].append(work)
             count += 1
     for version, group in enumerate(works):
         yield from (Pull(0.0, work) for work in pulls.get(version, []))
         *others, last = group
-        yield from (Push(0.0, work, True) for work in others)
-        yield Push(0.0, last, True, Update(version + 1, tuple(group)))
+        yield from (Push(0.0, work, True, None) for work in others)
+        yield Push(0.0, last, True, Update(version + 1, tuple(group), ()))

@@ -152,7 +152,7 @@ def test_a_push_that_does_not_count_leaves_no_trace(name: str) -> None:
     pushed(there, first)
     pushed(there, dropped)
     told = messages_of(there, OneWay())
-    told.send_head(Head(WORK, 3, is_dropped=1))
+    told.send_head(Head(WORK, 3, is_dropped=True))
     told.receive_head()
     sent = pushed(there, last)[0]
     torch.testing.assert_close(sent, here.as_received(3, last), rtol=0, atol=0)
