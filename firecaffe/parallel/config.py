@@ -62,7 +62,6 @@ class ParallelConfig:
 
     @property
     def is_whole(self) -> bool:
-        """Whether each worker holds the whole network."""
         return self.holding == WHOLE
 
     @property
@@ -82,7 +81,6 @@ class ParallelConfig:
 
     @property
     def num_stages(self) -> int:
-        """The number of stages; 1 for a network in one."""
         return len(self.stages) + 1
 
     @property
@@ -111,7 +109,6 @@ class ParallelConfig:
 
 
 def check_parallel(words: ParallelConfig) -> None:
-    """Check the section. Raises: RecipeError if a setting is not possible."""
     limits = {"data": (0, MOST), "model": (1, MOST), "parts": (0, MOST)}
     check_limits("parallel", words, limits)
     twice = next((stage for stage in words.stages if words.stages.count(stage) > 1), None)

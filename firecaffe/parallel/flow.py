@@ -72,10 +72,7 @@ class PartGroup:
         return [whole.view_as(whole) for _ in self.own]
 
     def sum(self, own: Sequence[Tensor]) -> Tensor:
-        """Return the sum over all parts, by the tree, on all ranks. Raises: PeerLostError.
-
-        `own` has an addend for each of this rank's parts, of one shape. They are not changed.
-        """
+        """Return the sum over all parts, by the tree, on all ranks; `own` is not changed."""
         nodes = [node.reshape(-1) for node in self._nodes(own)]
         return self._sum(nodes).view(own[0].shape)
 
@@ -142,7 +139,6 @@ class PartGroup:
         ]
 
     def slice(self, whole: Tensor, cut: Cut, dim: int) -> list[Tensor]:
-        """Return this rank's parts of a whole tensor."""
         start, stop = cut[self.own.start], cut[self.own.stop]
         return self._divide(whole.narrow(dim, start, stop - start), cut, dim)
 

@@ -156,7 +156,6 @@ def choose_layers(model: nn.Module, words: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_parts(model: nn.Module, chosen: Mapping[str, str], num_parts: int) -> None:
-    """Check chosen layers. Raises: RecipeError if one has too few elements to cut."""
     for name, word in chosen.items():
         check_elements(name, model.get_submodule(name), word, num_parts)
 
@@ -187,10 +186,7 @@ def replace_layers(
     group: PartGroup,
     pieces: Mapping[str, Sequence[Tensor]] | None = None,
 ) -> Split:
-    """Replace the chosen layers of a network by split ones. `pieces` is the data of stand-ins.
-
-    Raises: RecipeError if a layer has too few elements to cut, before anything is changed.
-    """
+    """Replace layers by split ones. `pieces` is the data of stand-ins. Raises: RecipeError."""
     check_parts(model, chosen, group.num_parts)
     made = {}
     for name, word in chosen.items():

@@ -285,7 +285,6 @@ def check_row_counts(
 
 
 def check_padding(name: str, layer: nn.Module) -> None:
-    """Check the padding. Raises: RecipeError if it is not of zeros."""
     mode = getattr(layer, "padding_mode", "zeros")
     if mode != "zeros":
         raise RecipeError(

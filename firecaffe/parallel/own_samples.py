@@ -50,10 +50,7 @@ class Swap(Protocol):
     def __call__(
         self, given: Sequence[Tensor], shapes: Sequence[torch.Size], most: int
     ) -> list[Tensor]:
-        """Return every rank's tensor for this rank. Raises: PeerLostError.
-
-        They are valid until the next swap but one. No tensor has more than `most` elements.
-        """
+        """Return each rank's tensor, up to `most` elements, for this one; valid for two swaps."""
 
 
 class SwapAlone:

@@ -280,7 +280,6 @@ def idle_share(num_stages: int, num_micro_batches: int) -> Fraction:
 
 
 def most_held(actions: Sequence[Action]) -> int:
-    """Return the most micro-batches whose activations a stage holds at once."""
     held = most = 0
     for action in actions:
         held += 1 if action.is_forward else -1

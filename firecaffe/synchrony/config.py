@@ -191,7 +191,6 @@ class SynchronyConfig:
 
 
 def check_synchrony(config: SynchronyConfig) -> None:
-    """Check the section. Raises: RecipeError if a setting is not possible."""
     check_choice("synchrony.mode", config.mode, MODES)
     check_limits("synchrony", config, LIMITS)
     if config.mode == LOCAL:

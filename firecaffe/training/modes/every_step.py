@@ -76,9 +76,8 @@ class EveryStep:
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
         """Train step `step`, counted from 0, and leave every rank with the same weights.
 
-        `vote` is called before the last backward. Raises: PeerLostError; NotFiniteError on all
-        ranks, which then keep the weights from before the step. On a GPU, reading the outcome
-        raises NotFiniteError instead.
+        `vote` is called before the last backward. NotFiniteError leaves the weights as before the
+        step; on a GPU, reading the outcome raises it instead.
         """
         holding, update, queue = self.holding, self.update, self.update.queue
         times = StepMarks(queue, len(self.leaves), self._spent)
@@ -179,10 +178,7 @@ class ShareBalancer:
         return done % self.every == 0
 
     def decide(self, done: int) -> str:
-        """Decide the next steps' shares. All ranks call it after the same step.
-
-        Returns the line about a change, or an empty string. Raises: PeerLostError.
-        """
+        """Decide the next shares; return a line about a change. All call it after one step."""
         if not self._measured:  # then none on any rank
             return ""
         local_s = statistics.median(self._measured)
@@ -225,8 +221,6 @@ class ShareBalancer:
 
 
 class FixedShares:
-    """Shares that stay as they are."""
-
     row = None
 
     def add(self, result: StepResult) -> None: ...
@@ -240,14 +234,11 @@ class FixedShares:
 
 @dataclass(kw_only=True)
 class MeasuredShares(ShareBalancer):
-    """Shares that change between steps, if all ranks make each step together."""
-
     step: EveryStep
     ahead: PrefetchedBatches
     order: Callable[[range], list[int]]
 
     def decide(self, done: int) -> str:
-        """Decide the shares, and use new ones in the steps after `done`."""
         said = super().decide(done)
         if said:
             self.step.set_shares(self.shares, self.order, self.own_share)
@@ -258,7 +249,6 @@ class MeasuredShares(ShareBalancer):
 def measured_shares(
     run: Run, mesh: Mesh, step: EveryStep, ahead: PrefetchedBatches
 ) -> FixedShares | MeasuredShares:
-    """Return shares that change if the recipe measures them and there are several rows."""
     synchrony = run.recipe.synchrony
     layout = layout_of(run.recipe.parallel, mesh.world.world_size)
     if not synchrony.measures_shares or layout.data == 1:

@@ -34,10 +34,7 @@ class PendingStep(Protocol):
     """A step that is queued, or whose sums are still being exchanged."""
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
-        """Wait for the step's end. All ranks read the same steps in the same order.
-
-        `look` is called while waiting, and may raise. Raises: NotFiniteError.
-        """
+        """Wait for the step; all read in one order. `look` may raise. Raises: NotFiniteError."""
 
 
 class Mode(Protocol):
@@ -85,8 +82,6 @@ class Linked:
 
 
 class Loop(Protocol):
-    """The training loop of a rank, as its `TrainingRanks` run it."""
-
     @property
     def is_over(self) -> bool:
         """Whether the last step is done, or the training ends early."""
@@ -97,8 +92,7 @@ class Loop(Protocol):
     def part(self) -> None:
         """Stop exchanging the sums of steps: no rank waits for all others any more."""
 
-    def continue_alone(self, world: World) -> None:
-        """Evaluate and save on this rank alone."""
+    def continue_alone(self, world: World) -> None: ...
 
     def say(self, line: str) -> None: ...
 
@@ -107,10 +101,7 @@ class Loop(Protocol):
 
 
 class TrainingRanks:
-    """The ranks of a training, and what each does between its first step and its result.
-
-    In this class, all ranks make all steps together. Others extend it.
-    """
+    """The ranks from the first step to the result; here, all make all steps together."""
 
     have_weights = True
     """Whether the ranks that evaluate may load weights other than the last."""
@@ -160,7 +151,6 @@ class ModeParts:
         return {}
 
     def first_run(self, run: Run, first_step: int) -> Run:
-        """Return the run as it continues from a step."""
         return run
 
     def prefetch_end(self, run: Run) -> int:

@@ -58,13 +58,11 @@ class LocalOutcome:
     times: StepMarks
     replicas: int
     outcome_of: Callable[[Found], Outcome]
-    """Makes the outcome of all ranks from their sums."""
     ask: Callable[[], None]
     """Makes all ranks sum what is not summed yet."""
     summed: Outcome | None = None
 
     def read(self, look: Callable[[], None] = lambda: None) -> StepResult:
-        """Wait for the sums. All ranks read the same outcomes in order; see `Outcome.read`."""
         if self.summed is None:
             self.ask()
         assert self.summed is not None
@@ -121,7 +119,6 @@ class LocalSums:
         return counts
 
     def settle(self, sent: Sequence[LocalOutcome], losses: Tensor, counts: Tensor) -> None:
-        """Set the sums of outcomes. Raises: NotFiniteError, on all ranks."""
         rows = counts[:-VOTES].reshape(self._longest, self._row)
         for place, outcome in enumerate(sent):
             outcome.take(losses[place], rows[place], counts[-VOTES:])
@@ -239,10 +236,7 @@ class LocalStepper:
     def run(
         self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes
     ) -> Outcome | LocalOutcome:
-        """Train step `step`, counted from 0. `vote` is called before an average begins.
-
-        Raises: PeerLostError; NotFiniteError on all ranks, before an average is applied.
-        """
+        """Train a step, as `Mode.run`; `vote` is called, and errors raised, before an average."""
         if step < self.rounds.synchronous:
             return self.synchronous.run(step, learning_rate, vote)
         self._have_parted = True

@@ -101,10 +101,8 @@ class Replicas:
 
     @torch.no_grad()
     def follow(self, fragment: Fragment) -> None:
-        """Set a fragment to the average, plus each replica's change since `remember`.
-
-        Buffers stay as they are, because a variance might become negative.
-        """
+        """Set a fragment to the average, plus each replica's change since `remember`."""
+        # Not the buffers, because a variance might become negative.
         for replica in self.own:
             weights = [replica.weights[name] for name in fragment.named]
             if weights:  # torch refuses an empty list, as in a stage without weights
@@ -151,7 +149,6 @@ class Replicas:
         self._scaler.load_state_dict(replica.scale)
 
     def take_back(self, replica: Replica) -> None:
-        """Copy the network's buffers and loss scale to a replica."""
         copy(replica.buffers.values(), self.model.buffers())
         replica.scale = self._scaler.state_dict()
 
@@ -176,7 +173,6 @@ class Replicas:
         return parts
 
     def load(self, stored: Stored) -> None:
-        """Load the replicas. Raises: CheckpointError if a tensor is of another network."""
         self.join()
         for replica in self.own:
             of_replica = Under(stored, str(replica.number))

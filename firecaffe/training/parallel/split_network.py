@@ -72,10 +72,7 @@ class SplitNetwork(RowNetwork):
 
 
 def chosen_layers(model: nn.Module, words: ParallelConfig) -> dict[str, str]:
-    """Return the layers that a recipe splits; if it names none, those that its scheme splits.
-
-    Raises: RecipeError, with the layer's name, if one cannot be split so.
-    """
+    """Return the layers that a recipe names, or else its scheme splits. Raises: RecipeError."""
     choose, check = SCHEMES[words.scheme]
     chosen = choose_layers(model, words.split or choose(model, words.scheme))
     for name, word in chosen.items():
@@ -88,11 +85,7 @@ def _nothing(_: nn.Module, __: str) -> dict[str, str]:
 
 
 def _fully_connected(model: nn.Module, scheme: str) -> dict[str, str]:
-    """Split the layers by neurons and by inputs alternately.
-
-    Inputs are first if the first layer has fewer outputs than inputs: the narrower side is sent
-    whole.
-    """
+    """Split by neurons and inputs in turn: the narrower side of the first layer is sent whole."""
     linear = [name for name, layer in model.named_modules() if type(layer) is nn.Linear]
     if not linear:
         raise RecipeError(f"parallel.scheme {scheme}: the network has no fully connected layer")
@@ -131,10 +124,7 @@ def split_network(
     exchange: ExchangeConfig,
     resources: ExitStack,
 ) -> tuple[nn.Module, SplitNetwork]:
-    """Make a network whose layers are split; its outputs are whole. All ranks call it.
-
-    Raises: RecipeError, with the layer's name, if one cannot be split so.
-    """
+    """Make a network with split layers and whole outputs. All call it. Raises: RecipeError."""
     group = _group(mesh.stage, words, exchange, resources)
     drawn = fresh.draw(
         mesh.world, lambda outline: own_pieces(outline, chosen_layers(outline, words), group)

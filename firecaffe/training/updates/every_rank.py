@@ -153,10 +153,7 @@ class EveryRank:
             part.begin(scale)
 
     def add(self, ready: Ready) -> None:
-        """Run backward for a micro-batch, and add its gradients.
-
-        Sums that include this rank's last micro-batch are sent to the other ranks at once.
-        """
+        """Run backward for a micro-batch, and add its gradients. Complete sums are sent at once."""
         self.reducer.add(ready.leaf, ready.root, ready.tail)
         for part in self.parts:
             part.add(ready.parts)
@@ -201,7 +198,6 @@ class EveryRank:
                 part.undo_step()
 
     def set_shares(self, shares: Shares) -> None:
-        """Give ranks other micro-batches from the next step on. This changes no bit of a result."""
         self.reducer.set_shares(shares)
         for part in self.parts:
             part.set_shares(shares)

@@ -116,7 +116,6 @@ class MemoryInParts:
         return parts
 
     def load(self, stored: Stored) -> None:
-        """Load the memory. Raises: CheckpointError if a part is of no parameter of the network."""
         keys: list[dict[str, str]] = [{} for _ in self._memories]
         for key in stored:
             node, _, path = key.partition(".")

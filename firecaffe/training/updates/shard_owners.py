@@ -81,7 +81,6 @@ class ShardOwners(EveryRank):
 
     @torch.no_grad()
     def take_average(self) -> None:
-        """Swap the weights and the whole average, or swap them back. Raises: PeerLostError."""
         ema = self.applier.ema
         if ema is None:
             return

@@ -143,7 +143,6 @@ class FeedbackEncoder(Encoder):
         }
 
     def load(self, stored: Stored) -> None:
-        """Load the memory. Raises: CheckpointError if it is that of another network."""
         for path in stored:
             learner, _, name = path.partition(".")
             value, parameter = stored[path], self._named.get(name)

@@ -152,7 +152,6 @@ class SharedWeights(Holders):
                 parameter.copy_(view)
 
     def cut(self) -> None:
-        """Move the weights of this rank's networks out of the shared memory."""
         for parameter in self._at_work:
             parameter.data = parameter.data.clone()
 

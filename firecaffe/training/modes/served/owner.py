@@ -113,8 +113,6 @@ def _pieces(parcel: Parcel, start: int, stop: int) -> dict[str, range]:
 
 
 class Runs(OwnParameters):
-    """An owner's runs of parameters, by the parameters' names."""
-
     def __init__(self, whole: Mapping[str, nn.Parameter], shard: Shard) -> None:
         runs = {name: shard.run_of(name, whole[name].detach()).clone() for name in shard.pieces}
         super().__init__({name: nn.Parameter(run) for name, run in runs.items()})
@@ -244,7 +242,6 @@ class Owner:
         self._is_cut = False
         self._threads = torch.get_num_threads()
         self.lines: list[Line] = []
-        """The lines to learners of other ranks."""
 
     def bring(self, work: Work, gradient: Gradient) -> None:
         with self._changed:
@@ -255,15 +252,11 @@ class Owner:
             self._changed.notify_all()
 
     def version(self, number: int) -> Tensor:
-        """Wait for a version, and return its bytes, which do not change any more.
-
-        The learner that asks was given work at this version, so the version is kept. Raises:
-        PeerLostError if the owner was cut.
-        """
+        """Wait for a version; return its bytes, which do not change. Raises: PeerLostError."""
         memory = self.held.memory
         with self._changed:
             self._wait(lambda: number <= memory.newest)
-            # The version of a work that was given up is gone. Its gradient will be dropped.
+            # It was kept for the work that the learner was given, and is gone if that was given up.
             return memory.sent.get(number, memory.nothing)
 
     @torch.no_grad()

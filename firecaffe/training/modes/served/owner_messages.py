@@ -181,12 +181,10 @@ class RemoteOwner:
         self._line = line
 
     def take(self, order: UpdateOrder) -> None:
-        """Send an event. Raises: PeerLostError."""
         row = {"order": "UpdateOrder", "event": to_row(order.event), **vars(order.settings)}
         _send(self._line, {**row, "overflows": order.overflows})
 
     def give(self) -> OwnerParts:
-        """Receive the parts, as they are after all earlier events. Raises: PeerLostError."""
         _send(self._line, {"order": "Give"})
         return _receive_parts(self._line)
 

@@ -86,10 +86,7 @@ class OwnerExchange:
         return {n: torch.tensor(norm, dtype=self._named[n].dtype) for n, norm in of_all.items()}
 
     def of_all(self, own: Mapping[str, float]) -> dict[str, float]:
-        """Return a number (0 or more) for each used parameter, given those of this owner.
-
-        They are in network order. Raises: PeerLostError.
-        """
+        """Return a number (0 or more) of each used parameter, in network order, from all owners."""
         mine = torch.tensor([own.get(n, UNUSED) for n in self._own.pieces], dtype=torch.float64)
         theirs = {
             rank: torch.zeros(len(shard.pieces), dtype=torch.float64)

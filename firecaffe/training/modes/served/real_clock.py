@@ -91,7 +91,6 @@ class ClockLearner(ABC):
         self._thread.start()
 
     def set_counted(self, counts: bool) -> None:
-        """Record whether the learner's last contribution counts."""
         self._is_dropped = not counts
 
     def begin(self, work: Work, weights: Mapping[str, Tensor]) -> None:
@@ -150,8 +149,6 @@ class OwnLearner(ClockLearner):
 
 
 class RemoteLearner(ClockLearner):
-    """A learner on another rank, at the other end of a lane."""
-
     def __init__(self, number: int, rank: int, arrivals: Arrivals, messages: Messages) -> None:
         self._messages = messages
         self._version = -1  # the one that the other end has
@@ -242,7 +239,6 @@ class RealClock:
                 return event
 
     def follow(self, event: Event) -> None:
-        """Take an event of a log. Raises: ValueError if the policy does something else now."""
         policy = self.policy
         made: Event | None = event
         self.time_s = event.time_s

@@ -74,14 +74,12 @@ class RealRank(TrainingRanks, ABC):
     store: Store | None = None
     """The store of this rank's lanes; None is the world's."""
     turn: AbstractContextManager[object] = field(default_factory=threading.Lock, init=False)
-    """The lock that a learner or an evaluation holds while it computes on rank 0."""
     _holders: Holders = field(default_factory=Holders, init=False)
 
     have_weights = False
     """Other processes have the weights, too."""
 
     def run(self, loop: Loop, asks_to_stop: Callable[[], str]) -> Result:
-        """Train together in the warm steps, then for the server."""
         loop.run(self.recipe.synchrony.warm_steps)
         if loop.is_over:
             return loop.end()
@@ -199,11 +197,9 @@ class ServerRank(RealRank):
     facts: Mapping[str, Any]
     """The facts of the run that joining workers are told."""
     _admission: ExitStack = field(default_factory=ExitStack, init=False)
-    """Has the listener that admits workers."""
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether a learner's process was asked to stop, as far as rank 0 knows."""
         return any(learner.asks_to_stop for learner in self.clock.learners.values())
 
     def gather(self) -> None:
@@ -250,10 +246,7 @@ class ServerRank(RealRank):
         return RemoteLearner(number, rank, arrivals, self._messages(rank, place))
 
     def _end(self, report: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
-        """Send all workers the report, and the weights that the network has now.
-
-        Raises: errors of this process since the last event; PeerLostError.
-        """
+        """Send all workers the report and the present weights. Raises: this rank's last errors."""
         self._admission.close()
         self._drain_arrivals(report)
         for learner in self.clock.learners.values():

@@ -159,7 +159,6 @@ class ServerMemory:
 
     @torch.no_grad()
     def load(self, stored: Stored) -> None:
-        """Load the memory. Raises: CheckpointError for tensors of other networks or no server."""
         now = self._now()
         for path in stored:
             try:

@@ -39,10 +39,7 @@ class EventSource(Protocol):
 
 class Clock(EventSource, Numbers, Protocol):
     def follow(self, event: Event) -> None:
-        """Take an event from a log as if it had come from here.
-
-        Raises: ValueError if it cannot follow the events before it.
-        """
+        """Take a log's event. Raises: ValueError if it cannot follow the events before it."""
 
 
 class LoggedClock(NumbersOfParts):
@@ -52,10 +49,7 @@ class LoggedClock(NumbersOfParts):
         self._file: GrowingFile | None = None
 
     def open(self, folder: Path, checkpoint: Checkpoint | None) -> list[str]:
-        """Open the log in a run's folder, with the events up to the resumed checkpoint.
-
-        Return a warning if these events are missing.
-        """
+        """Open a log with the events up to a resumed checkpoint. Warn if it lacks some."""
         path, notes = folder / EVENTS, []
         if self._lines.count and checkpoint is not None and checkpoint.folder is not None:
             before = checkpoint.folder.parent.parent / EVENTS
@@ -80,10 +74,7 @@ class LoggedClock(NumbersOfParts):
         return event
 
     def follow(self, event: Event) -> None:
-        """Take a logged event. The state becomes that of the run that wrote the log.
-
-        Raises: ValueError if the event cannot follow the events before it.
-        """
+        """Take a logged event; the state becomes that of the run that wrote it."""
         if not self._lines.count:
             self._lines.line(self._head)
         self._clock.follow(event)
@@ -155,7 +146,6 @@ class ServedStepper:
         return server_advice(self.server.words, len(self.server.learners), late, momentum)
 
     def run(self, step: int, learning_rate: float, vote: Callable[[], Votes] = Votes) -> Outcome:
-        """Train step `step`, counted from 0. Raises: NotFiniteError, before the update."""
         is_warm = step < self.plan.first_step
         delay = self.server.words.delayed_updates(len(self.server.learners))
         set_delay(self.server.applier.optimizer, 1 if is_warm else delay)

@@ -69,10 +69,7 @@ class Contributions(Protocol):
 def compute(
     forward: Forward, named: Mapping[str, nn.Parameter], leaf: Leaf, batch: Batch
 ) -> tuple[Gradient, Tensor]:
-    """Return a leaf's gradient at the present weights and buffers, and the task's counts.
-
-    The gradient is not finite if it has overflowed under the present loss scale.
-    """
+    """Return a leaf's gradient, not finite if it has overflowed, and the task's counts."""
     forward.begin_step()
     loss, tail = forward(*batch, *leaf)
     assert loss is not None  # leaves without samples are not handed out
