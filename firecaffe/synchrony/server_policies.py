@@ -34,10 +34,8 @@ Here leaves come from one queue, and a slow learner takes fewer. With s = 0, a s
 previous one is applied.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -145,22 +143,27 @@ class Update(Struct, frozen=True, omit_defaults=True):
         return self.version - 1 - work.version
 
 
-class Policy(ABC):
-    """A policy: who has to wait, and which gradients count. All its state is JSON."""
+class Policy:
+    """A policy: who has to wait, and which gradients count. All its state is JSON.
+
+    Here, learners wait only once all leaves are handed out. Others extend it.
+    """
 
     arrived_key = "pending"
     """The key of `arrived` in a checkpoint."""
 
-    def __init__(self, queue: LeafQueue, learners: int, version: int) -> None:
-        self.queue, self.version = queue, version
+    def __init__(
+        self, queue: LeafQueue, learners: int, version: int, config: SynchronyConfig
+    ) -> None:
+        self.queue, self.version, self.config = queue, version, config
         self.learners = set(range(learners))
         self.in_flight: dict[int, Work] = {}
         self.arrived: list[Work] = []
         """The works whose gradients wait for their update."""
 
-    @abstractmethod
     def begin(self, learner: int) -> Work | None:
         """Return the next work of a learner that has none, or None if it has to wait."""
+        return None if self.queue.first is None else self._hand_out(learner)
 
     def contribute(self, work: Work) -> bool:
         """Receive a gradient. Return False if it is dropped, as a lost learner's is."""
@@ -190,9 +193,9 @@ class Policy(ABC):
         self.learners.add(learner)
 
     @property
-    @abstractmethod
     def _num_needed(self) -> int:
         """The number of gradients with which an update is due."""
+        return 1
 
     def _is_late(self, work: Work) -> bool:
         """Whether the update that a work was for is already made."""
@@ -228,21 +231,12 @@ class Policy(ABC):
 
 
 class Asynchronous(Policy):
-    """A policy in which learners wait only once all leaves are handed out."""
-
-    def __init__(
-        self, queue: LeafQueue, learners: int, version: int = 0, gradients_per_update: int = 1
-    ) -> None:
-        super().__init__(queue, learners, version)
-        self._per_update = gradients_per_update
-
-    def begin(self, learner: int) -> Work | None:
-        return None if self.queue.first is None else self._hand_out(learner)
+    """A policy with an update by several gradients, or by those that are left at the end."""
 
     @property
     def _num_needed(self) -> int:
         is_end = self.queue.first is None and not self.in_flight
-        return 1 if is_end else self._per_update
+        return 1 if is_end else self.config.gradients_per_update
 
 
 class Backup(Policy):
@@ -251,10 +245,9 @@ class Backup(Policy):
     arrived_key = "arrived"
 
     def __init__(
-        self, queue: LeafQueue, learners: int, version: int = 0, backup_workers: int = 0
+        self, queue: LeafQueue, learners: int, version: int, config: SynchronyConfig
     ) -> None:
-        super().__init__(queue, learners, version)
-        self._backups = backup_workers
+        super().__init__(queue, learners, version, config)
         self._turns: dict[int, int] = {}
         """The turn in which each learner got its last leaf of this update."""
 
@@ -291,7 +284,7 @@ class Backup(Policy):
 
     @property
     def _num_needed(self) -> int:
-        return max(1, self.queue.leaves.of_step(self.version) - self._backups)
+        return max(1, self.queue.leaves.of_step(self.version) - self.config.backup_workers)
 
     def _is_late(self, work: Work) -> bool:
         return work.version != self.version
@@ -322,7 +315,7 @@ class BackupAgain(Backup):
     @property
     def _num_needed(self) -> int:
         left = self._taken + self.queue.left
-        return max(1, min(self.queue.leaves.per_step - self._backups, left))
+        return max(1, min(self.queue.leaves.per_step - self.config.backup_workers, left))
 
     def _update(self, works: tuple[Work, ...]) -> Update:
         late = tuple(sorted(work.leaf for work in self._under_way))
@@ -331,14 +324,8 @@ class BackupAgain(Backup):
         return Update(self.version + 1, works, dropped=(), again=late)
 
 
-class Stale(Asynchronous):
+class Stale(Policy):
     """A policy with an update per gradient and bounded staleness."""
-
-    def __init__(
-        self, queue: LeafQueue, learners: int, version: int = 0, max_staleness: int = 0
-    ) -> None:
-        super().__init__(queue, learners, version)
-        self._most = max_staleness
 
     def begin(self, learner: int) -> Work | None:
         first = self.queue.first
@@ -346,20 +333,18 @@ class Stale(Asynchronous):
             return None
         # Leaves are handed out in order, so all missing leaves are under way.
         oldest = min((work.step for work in self.in_flight.values()), default=first.step)
-        return None if first.step - oldest > self._most else super().begin(learner)
+        is_ahead = first.step - oldest > self.config.max_staleness
+        return None if is_ahead else self._hand_out(learner)
 
 
-SYNCHRONY: dict[str, Callable[[SynchronyConfig], Callable[[LeafQueue, int, int], Policy]]] = {
-    BACKUP: lambda config: partial(
-        BackupAgain if config.dropped == "again" else Backup, backup_workers=config.backup_workers
-    ),
-    STALE: lambda config: partial(Stale, max_staleness=config.max_staleness),
-    ASYNCHRONOUS: lambda config: partial(
-        Asynchronous, gradients_per_update=config.gradients_per_update
-    ),
+SYNCHRONY: dict[str, Callable[[SynchronyConfig], type[Policy]]] = {
+    BACKUP: lambda config: BackupAgain if config.dropped == "again" else Backup,
+    STALE: lambda _: Stale,
+    ASYNCHRONOUS: lambda _: Asynchronous,
 }
 """The policies by `synchrony.mode`. Versions count all updates, including those of warm steps."""
 
 
 def make_policy(config: SynchronyConfig, leaves: Leaves, learners: int) -> Policy:
-    return SYNCHRONY[config.mode](config)(LeafQueue(leaves), learners, leaves.first_step)
+    made = SYNCHRONY[config.mode](config)
+    return made(LeafQueue(leaves), learners, leaves.first_step, config)

@@ -5,6 +5,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
+from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.log import Lines, head
 from firecaffe.synchrony.server_policies import (
@@ -27,11 +28,11 @@ Choose = Callable[[int], int]
 """One of so many."""
 
 POLICIES: dict[str, Callable[[LeafQueue], Policy]] = {
-    "backup": lambda queue: Backup(queue, 3, 2, backup_workers=1),
-    "backup again": lambda queue: BackupAgain(queue, 3, 2, backup_workers=1),
-    "stale": lambda queue: Stale(queue, 3, 2, max_staleness=2),
-    "asynchronous": lambda queue: Asynchronous(queue, 3, 2),
-    "softsync": lambda queue: Asynchronous(queue, 3, 2, gradients_per_update=3),
+    "backup": lambda queue: Backup(queue, 3, 2, SynchronyConfig(backup_workers=1)),
+    "backup again": lambda queue: BackupAgain(queue, 3, 2, SynchronyConfig(backup_workers=1)),
+    "stale": lambda queue: Stale(queue, 3, 2, SynchronyConfig(max_staleness=2)),
+    "asynchronous": lambda queue: Asynchronous(queue, 3, 2, SynchronyConfig()),
+    "softsync": lambda queue: Asynchronous(queue, 3, 2, SynchronyConfig(gradients_per_update=3)),
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from firecaffe.errors import RunError
+from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event
 from firecaffe.synchrony.log import Lines, LogReader, head
 from firecaffe.synchrony.server_policies import BackupAgain, Leaves
@@ -66,7 +67,10 @@ def impossible() -> list[tuple[str, list[Event]]]:
     """Events that no run could have brought about, each line of them well-formed."""
     events = some_events()
     first, second = (events.index(push) for push in pushes(events)[:2])
-    again = drive(lambda queue: BackupAgain(queue, 4, 2, 1), lambda count: count - 1)
+    again = drive(
+        lambda queue: BackupAgain(queue, 4, 2, SynchronyConfig(backup_workers=1)),
+        lambda count: count - 1,
+    )
     late = next(push for push in pushes(again) if not push.counts)
     push = next(push for push in pushes(again) if push.update is not None)
     assert push.update is not None

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Pull, Push
 from firecaffe.synchrony.log import Ledger
 from firecaffe.synchrony.server_policies import (
@@ -49,7 +50,7 @@ def test_each_leaf_once_and_versions_in_order(name: str, seed: int, faults: int)
 @given(seed=seeds, bound=st.integers(0, 3), faults=st.integers(0, 6))
 def test_nobody_begins_too_far_ahead(seed: int, bound: int, faults: int) -> None:
     """Whoever computes at step c has pulled all updates of steps before c - s."""
-    make = partial(Stale, learners=4, version=2, max_staleness=bound)
+    make = partial(Stale, learners=4, version=2, config=SynchronyConfig(max_staleness=bound))
     missing = all_leaves(LEAVES)
     for event in drive(make, Random(seed).randrange, faults=faults):
         if isinstance(event, Pull):
@@ -61,7 +62,8 @@ def test_nobody_begins_too_far_ahead(seed: int, bound: int, faults: int) -> None
 @settings(max_examples=60)
 @given(seed=seeds, backups=st.integers(0, 2), faults=st.integers(0, 12))
 def test_backup_drops_the_late_ones_for_good(seed: int, backups: int, faults: int) -> None:
-    events = drive(lambda q: Backup(q, 3, 2, backups), Random(seed).randrange, faults=faults)
+    words = SynchronyConfig(backup_workers=backups)
+    events = drive(lambda q: Backup(q, 3, 2, words), Random(seed).randrange, faults=faults)
     for update in updates(events):
         step = update.works[0].leaf.step
         assert {work.leaf.step for work in update.works} == {step}
@@ -78,7 +80,8 @@ def test_backup_hands_the_late_ones_out_again(seed: int, backups: int, faults: i
     """Each leaf is applied once, whoever brings it first in time; each update is of as many leaves,
     but the last; a gradient of another version than the weights' is never applied.
     """
-    events = drive(lambda q: BackupAgain(q, 4, 2, backups), Random(seed).randrange, faults=faults)
+    words = SynchronyConfig(backup_workers=backups)
+    events = drive(lambda q: BackupAgain(q, 4, 2, words), Random(seed).randrange, faults=faults)
     made = updates(events)
     applied = [work.leaf for update in made for work in update.works]
     assert sorted(applied) == sorted(all_leaves(LEAVES))
@@ -103,7 +106,7 @@ def bring(policy: Backup, learner: int) -> None:
 
 def test_who_is_done_a_moment_earlier_gets_no_spare_leaf() -> None:
     """Three of four learners have a leaf each of this step, the fourth has one of the last."""
-    policy = Backup(LeafQueue(Leaves(0, 2, 2, 4, 8)), 4, 0, backup_workers=1)
+    policy = Backup(LeafQueue(Leaves(0, 2, 2, 4, 8)), 4, 0, SynchronyConfig(backup_workers=1))
     for learner in range(4):
         assert policy.begin(learner) is not None
     for learner in range(3):
@@ -120,7 +123,7 @@ def test_a_straggler_s_leaf_is_made_up_for() -> None:
     """Twelve leaves, of which eleven are enough: learner 0 is not done with its first when the
     others have brought ten.
     """
-    policy = Backup(LeafQueue(Leaves(0, 1, 1, 12, 12)), 4, 0, backup_workers=1)
+    policy = Backup(LeafQueue(Leaves(0, 1, 1, 12, 12)), 4, 0, SynchronyConfig(backup_workers=1))
     for learner in range(4):
         policy.begin(learner)
     for leaf in range(10):
@@ -134,7 +137,8 @@ def test_softsync_s_staleness_is_about_n() -> None:
     """Zhang et al. 2016: c = N / n gradients an update have a mean staleness of about n."""
     leaves = Leaves(0, 40, 40, per_step=24, per_epoch=960)
     for n in (1, 2, 4, 12):
-        make = partial(Asynchronous, learners=12, gradients_per_update=12 // n)
+        words = SynchronyConfig(gradients_per_update=12 // n)
+        make = partial(Asynchronous, learners=12, version=0, config=words)
         made = updates(drive(make, lambda _: 0, leaves))  # who works for longest is done first
         found = [update.staleness(work) for update in made for work in update.works]
         assert sum(found) / len(found) == pytest.approx(n, abs=1.1)
@@ -143,7 +147,7 @@ def test_softsync_s_staleness_is_about_n() -> None:
 
 
 def test_a_lost_learner_s_leaf_goes_to_others_and_its_gradient_is_dropped() -> None:
-    policy = Asynchronous(LeafQueue(LEAVES), 2, 2)
+    policy = Asynchronous(LeafQueue(LEAVES), 2, 2, SynchronyConfig())
     policy.begin(0), policy.begin(1)
     first, second = policy.in_flight[0], policy.in_flight[1]
     policy.lose(0)

@@ -15,6 +15,7 @@ from firecaffe.errors import CheckpointError
 from firecaffe.runs.measure import Measure
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
+from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Leaves
 from firecaffe.training.best import Best
 from firecaffe.training.checkpoint import Checkpoint, load_newest, save_checkpoint
@@ -258,7 +259,7 @@ def test_numbers_that_are_none(word: str, damage: dict[str, Any], said: str) -> 
     queue = LeafQueue(Leaves(0, 2, 2, 2, 4))
     state.numbers["best"] = Best(Measure("top1", True))
     state.numbers["rise"] = LossRise()
-    state.numbers["synchrony"] = Asynchronous(queue, 2, 0, 1)
+    state.numbers["synchrony"] = Asynchronous(queue, 2, 0, SynchronyConfig())
     checkpoint = taken(state)
     whole = LossRise().state_dict() if word == "rise" else {}
     checkpoint.numbers[word] = {**whole, **damage}

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from firecaffe.cluster.joining import JoinRequest
 from firecaffe.errors import LaunchError, NotFiniteError, PeerLostError
 from firecaffe.recipe.config import TrainConfig
+from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Work
 from firecaffe.tasks import CLASSIFICATION
@@ -71,7 +72,9 @@ class UpdateOrder(ClockLearner):
 def clock_of(learners: int, starts: bool = True) -> tuple[RealClock, list[UpdateOrder]]:
     net = nn.Linear(2, 2)
     memory = ServerMemory(net, dict(net.named_parameters()), squares=False)
-    clock = RealClock(Asynchronous(LeafQueue(LEAVES), learners, LEAVES.first_step), memory)
+    words = SynchronyConfig()
+    policy = Asynchronous(LeafQueue(LEAVES), learners, LEAVES.first_step, words)
+    clock = RealClock(policy, memory)
     made = [UpdateOrder(number, clock.arrivals) for number in range(learners)]
     if starts:
         clock.start(made)

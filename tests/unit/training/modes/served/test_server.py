@@ -65,7 +65,9 @@ def queue(parts: Worker, steps: int = STEPS) -> LeafQueue:
 
 
 def backup_events(parts: Worker, backups: int) -> Iterator[Event]:
-    return in_order(Backup(queue(parts), 3, 0, backups), (0, 2, 0, 1, 2, 2, 0))
+    return in_order(
+        Backup(queue(parts), 3, 0, SynchronyConfig(backup_workers=backups)), (0, 2, 0, 1, 2, 2, 0)
+    )
 
 
 def same_bits(parts: Worker, other: Worker) -> bool:
@@ -116,7 +118,7 @@ def test_an_update_that_overflows_is_skipped_as_a_synchronous_step_is() -> None:
 def test_what_overflows_teaches_no_rule_for_late_gradients() -> None:
     for rule in ("delay", "gap"):
         parts = overflowing()
-        events = in_order(Stale(queue(parts), 3, 0, 2), (0, 1, 2))
+        events = in_order(Stale(queue(parts), 3, 0, SynchronyConfig(max_staleness=2)), (0, 1, 2))
         stepper = served(parts, SynchronyConfig("stale", compensate=rule), events, STEPS)
         for step in range(STEPS):
             stepper.run(step, RATE / 5)
@@ -128,7 +130,7 @@ def test_what_overflows_teaches_no_rule_for_late_gradients() -> None:
 def test_s_of_0_with_one_leaf_each_is_synchronous() -> None:
     """N plain updates at one version are one by the mean of N gradients, at N times the rate."""
     parts, other = quadratic(), quadratic()
-    events = in_order(Stale(queue(parts, 3), 4, 0, 0), (2, 0, 3, 1))
+    events = in_order(Stale(queue(parts, 3), 4, 0, SynchronyConfig(max_staleness=0)), (2, 0, 3, 1))
     stepper = served(parts, SynchronyConfig("stale", max_staleness=0), events, 3)
     for step in range(3):
         stepper.run(step, RATE / 4)
@@ -169,13 +171,15 @@ def run_to_the_end(stepper: ServedStepper, first: int = 0) -> int:
 
 def test_versions_are_kept_as_long_as_they_are_needed() -> None:
     parts = made()
-    events = in_order(Stale(queue(parts), 3, 0, 2), (0, 1, 0, 2))
+    events = in_order(Stale(queue(parts), 3, 0, SynchronyConfig(max_staleness=2)), (0, 1, 0, 2))
     stepper = served(parts, SynchronyConfig("stale"), events, STEPS)
     most = run_to_the_end(stepper)
     assert (most <= 3, stepper.server.memory.versions) == (True, {})
     # That of who is late is not: learner 0 is hardly ever done, and others compute its leaves.
     parts = made()
-    events = in_order(BackupAgain(queue(parts), 3, 0, 2), (1, 2) * 6 + (0,))
+    events = in_order(
+        BackupAgain(queue(parts), 3, 0, SynchronyConfig(backup_workers=2)), (1, 2) * 6 + (0,)
+    )
     words = SynchronyConfig("backup", backup_workers=2, dropped="again")
     stepper = served(parts, words, events, STEPS)
     most = run_to_the_end(stepper)
@@ -184,7 +188,7 @@ def test_versions_are_kept_as_long_as_they_are_needed() -> None:
 
 def test_a_gradient_that_is_not_finite_ends_it_before_the_update() -> None:
     parts = made()
-    events = in_order(Stale(queue(parts), 3, 0, 2), (0, 1, 2))
+    events = in_order(Stale(queue(parts), 3, 0, SynchronyConfig(max_staleness=2)), (0, 1, 2))
     stepper = served(parts, SynchronyConfig("stale"), events, STEPS)
     stepper.run(0, RATE)
     nn.init.constant_(parts.named["head.bias"], float("inf"))

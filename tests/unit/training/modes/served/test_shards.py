@@ -102,7 +102,7 @@ class Served:
         images = torch.randn(27, 1, 6, 6, generator=torch.Generator().manual_seed(2))
         data = TensorDataset(images, torch.arange(27) % 6)
         parts = Worker(net, data, make_optimizer(dict(net.named_parameters()), solver))
-        policy = Asynchronous(queue(parts, STEPS), 3, 0, words.gradients_per_update)
+        policy = Asynchronous(queue(parts, STEPS), 3, 0, words)
         self.stepper = served(parts, words, in_order(policy, order), STEPS)
         self.server, self.parts = self.stepper.server, parts
         self.server.applier.ema = ema = Ema(parts.named, 0.9)
