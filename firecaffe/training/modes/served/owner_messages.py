@@ -11,7 +11,7 @@ Rank 0's messages are JSON texts. Parts are a text with their names, then their 
 import json
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from firecaffe.training.modes.served.coder import Coder, are_finite
 from firecaffe.training.modes.served.owner import Owner, OwnerParts, Shard
 from firecaffe.training.modes.served.server import UpdateSettings
 from firecaffe.training.modes.served.server_memory import Gradient, Parcel
-from firecaffe.training.modes.served.work_gradient import UpdateOrder
+from firecaffe.training.modes.served.work_gradient import Contribution, UpdateOrder, Workbench
 from firecaffe.transport.lane import Line
 
 ASK, BRING, END = range(3)
@@ -84,26 +84,35 @@ class OwnerHead:
         return kind, numbers, {name for name, is_used in flags if is_used}
 
 
-class Carrier:
-    """One learner's connection to the owners. Only the learner's thread calls its methods."""
+class OwnersBench:
+    """A bench whose weights come from their owners, and whose gradients go there."""
 
     def __init__(
-        self, layout: OwnerLayout, rank: int, own: Owner | None, lines: Mapping[int, Line]
+        self,
+        bench: Workbench,
+        layout: OwnerLayout,
+        rank: int,
+        own: Owner | None,
+        lines: Mapping[int, Line],
     ) -> None:
-        self._layout, self._rank, self._own, self._lines = layout, rank, own, lines
+        self._bench, self._layout, self._lines = bench, layout, lines
+        self._rank, self._own = rank, own
         self._weights = Parcel(layout.parcel.views)
         ranks = [*lines] if own is None else [*lines, rank]
         self._letters = {owner: layout.letter(layout.shards[owner]) for owner in ranks}
         self._head = OwnerHead(layout)
         self._version = -1
 
-    @property
-    def moved(self) -> tuple[int, int]:
-        lines = self._lines.values()
-        return sum(line.received_bytes for line in lines), sum(line.sent_bytes for line in lines)
+    def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
+        parameters = self._pull(work.version)
+        contribution = self._bench.compute(work, {**parameters, **weights})
+        is_finite = self._push(work, contribution.gradient)
+        pulled = sum(line.received_bytes for line in self._lines.values())
+        pushed = sum(line.sent_bytes for line in self._lines.values())
+        tail = Gradient({}, contribution.gradient.tail)
+        return replace(contribution, gradient=tail, is_finite=is_finite, moved=(pulled, pushed))
 
-    def pull(self, version: int) -> Mapping[str, Tensor]:
-        """Return the parameters at a version for which this learner was given work."""
+    def _pull(self, version: int) -> Mapping[str, Tensor]:
         if version != self._version:
             shards = self._layout.shards
             head = self._head.fill(ASK, [version])
@@ -117,7 +126,7 @@ class Carrier:
             self._version = version
         return self._weights.views
 
-    def push(self, work: Work, gradient: Gradient) -> Tensor:
+    def _push(self, work: Work, gradient: Gradient) -> Tensor:
         """Send a gradient to its owners. Return what is finite; see `coder.are_finite`."""
         layout, used = self._layout, gradient.tensors
         runs = {

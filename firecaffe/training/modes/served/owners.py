@@ -14,7 +14,6 @@ from torch._C._distributed_c10d import Store
 from firecaffe.cluster.agree import POLL_S
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.solvers.optimizer import make_optimizer
-from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.constraints import make_constraints
 from firecaffe.training.evaluation_weights import average_of
 from firecaffe.training.modes.served.owner import (
@@ -28,17 +27,16 @@ from firecaffe.training.modes.served.owner import (
     put_together,
 )
 from firecaffe.training.modes.served.owner_messages import (
-    Carrier,
     OwnerLayout,
+    OwnersBench,
     RemoteOwner,
     listen,
     serve_learner,
 )
 from firecaffe.training.modes.served.server import late_rule
-from firecaffe.training.modes.served.server_memory import Gradient, Parcel
+from firecaffe.training.modes.served.server_memory import Parcel
 from firecaffe.training.modes.served.work_gradient import (
     Bench,
-    Contribution,
     Holders,
     KeptTraining,
     UpdateOrder,
@@ -50,22 +48,6 @@ from firecaffe.training.updates.every_rank import Applier
 from firecaffe.training.updates.spread import UNUSED
 from firecaffe.transport.lane import LaneMesh, Line, store_of
 from firecaffe.transport.worker import Worker, raise_failure
-
-
-class OwnersBench:
-    def __init__(self, bench: Workbench, carrier: Carrier) -> None:
-        self._bench, self._carrier = bench, carrier
-
-    def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
-        parameters = self._carrier.pull(work.version)
-        contribution = self._bench.compute(work, {**parameters, **weights})
-        is_finite = self._carrier.push(work, contribution.gradient)
-        tail = Gradient({}, contribution.gradient.tail)
-        moved = self._carrier.moved
-        return replace(contribution, gradient=tail, is_finite=is_finite, moved=moved)
-
-    def end(self) -> None:
-        self._carrier.end()
 
 
 class OwnerExchange:
@@ -194,8 +176,7 @@ class Owners(Holders):
 
     def bench(self, bench: Workbench, place: int) -> Bench:
         lines = {rank: self._owner_lines.to_owner(rank, place) for rank in self._other_owners}
-        carrier = Carrier(self._layout, self._owner_lines.rank, self._owner, lines)
-        return OwnersBench(bench, carrier)
+        return OwnersBench(bench, self._layout, self._owner_lines.rank, self._owner, lines)
 
     def tell(self, order: UpdateOrder) -> None:
         self._has_changed = True

@@ -154,8 +154,7 @@ class ServedStepper:
         settings = UpdateSettings(step, learning_rate, self.warm.momentum(step), delay)
         queue, forward = self.warm.update.queue, self.warm.holding.forward
         order = self.server.order
-        start = queue.mark()
-        window = _Window(forward.zero_counts(), len(self.server.named))
+        window = _Window(queue.mark(), forward.zero_counts(), len(self.server.named))
         until = self.plan.before(step + 1)
         while self.progress.done < until:
             event, overflows = self.source.next(), False
@@ -177,7 +176,7 @@ class ServedStepper:
             if isinstance(event, Lose):
                 self.coder.forget(event.learner)
             self.tell(UpdateOrder(event, settings, overflows))
-        end = queue.mark()
+        window.end = queue.mark()
         votes = pack_votes(vote(), forward.device)
         checked = Found(
             sums=torch.cat([window.loss, window.counts, votes]),
@@ -186,8 +185,7 @@ class ServedStepper:
             names=list(self.server.named),
         )
         weight = window.samples / order.micro_batch_size
-        times = ServerTimes(start, end, window)
-        outcome = Outcome(step, window.samples, weight, forward.task.counted, checked, times)
+        outcome = Outcome(step, window.samples, weight, forward.task.counted, checked, window)
         self._check(outcome)
         return outcome
 
@@ -218,38 +216,17 @@ def _done_by(event: Push) -> int:
     return int(event.counts) + (len(event.update.dropped) if event.update else 0)
 
 
-@dataclass(frozen=True)
-class ServerTimes:
-    """The times of a server's step. `data_s` and `compute_s` are those of rank 0's own learner.
+class _Window:
+    """The sums and times of a step. `data_s` and `compute_s` are those of rank 0's own learner.
 
     If that learner has its own thread, these times and `update_s` may overlap. No rank waits for an
     exchange.
     """
 
-    start: Mark
     end: Mark
-    window: "_Window"
 
-    def is_over(self) -> bool:
-        return self.end.is_over()
-
-    def read(self, step: int) -> Timings:
-        window = self.window
-        return Timings(
-            step=step + 1,
-            data_s=window.data_s,
-            compute_s=window.compute_s,
-            exposed_communication_s=0.0,
-            exchange_s=0.0,
-            update_s=sum(end.seconds_after(begin) for begin, end in window.updates),
-            step_s=self.end.seconds_after(self.start),
-            micro_batches=window.micro_batches,
-            by_rank=window.by_rank,
-        )
-
-
-class _Window:
-    def __init__(self, counts: Tensor, parameters: int) -> None:
+    def __init__(self, start: Mark, counts: Tensor, parameters: int) -> None:
+        self._start = start
         self.loss, self.counts = counts.new_zeros(1), counts
         self.samples, self.micro_batches = 0, 0
         self.data_s, self.compute_s = 0.0, 0.0
@@ -282,3 +259,19 @@ class _Window:
     def is_finite(self) -> bool:
         are_finite = (self.loss.isfinite(), self.gradients_are_finite, self.norm.isfinite())
         return all(bool(flag.all()) for flag in are_finite)
+
+    def is_over(self) -> bool:
+        return self.end.is_over()
+
+    def read(self, step: int) -> Timings:
+        return Timings(
+            step=step + 1,
+            data_s=self.data_s,
+            compute_s=self.compute_s,
+            exposed_communication_s=0.0,
+            exchange_s=0.0,
+            update_s=sum(end.seconds_after(begin) for begin, end in self.updates),
+            step_s=self.end.seconds_after(self._start),
+            micro_batches=self.micro_batches,
+            by_rank=self.by_rank,
+        )
