@@ -16,7 +16,7 @@ from firecaffe import CheckpointConfig, Recipe, Result, SolverConfig, SynchronyC
 from firecaffe.data import TensorDataset
 from firecaffe.errors import FirecaffeError
 from firecaffe.synchrony.server_policies import Leaf
-from firecaffe.training.modes.served.lockless import LocklessBench, Rule
+from firecaffe.training.modes.served.lockless import LocklessBench
 from firecaffe.training.modes.served.server_memory import parcel_bytes
 from tests.kit.training import data, network
 from tests.kit.worlds import Trained, Training, checkpoint_of
@@ -100,12 +100,17 @@ def test_a_norm_beyond_float32_updates_nothing() -> None:
     layer = nn.Linear(2, 1)
     named = dict(layer.named_parameters())
     optimizer = torch.optim.SGD(named.values(), lr=0.1, weight_decay=0.1)
-    rule = Rule(lambda _: optimizer, lambda _: 0.1, lambda _: None, lambda _: 1.0, 1.0)
+    run: Any = SimpleNamespace(
+        learning_rate=lambda _: 0.1,
+        momentum=lambda _: None,
+        order=SimpleNamespace(leaf_weight=lambda *_: 1.0),
+        recipe=Recipe(solver=SolverConfig(clip_gradients=1.0)),
+    )
     bench: Any = SimpleNamespace(named=named)
     before = {name: weight.detach().clone() for name, weight in named.items()}
     for value, updates in ((3e38, False), (1.0, True)):
         gradients = {name: torch.full_like(weight, value) for name, weight in named.items()}
-        assert LocklessBench(bench, optimizer, rule)._update(Leaf(0, 0), gradients) == updates
+        assert LocklessBench(bench, optimizer, run)._update(Leaf(0, 0), gradients) == updates
         assert all(weight.equal(before[name]) != updates for name, weight in named.items())
 
 

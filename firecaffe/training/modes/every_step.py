@@ -167,6 +167,8 @@ class ShareBalancer:
     """The micro-batches of each sharer: a row, or a rank with samples of its own."""
     level: int = 0
     """The level of the micro-batch tree whose nodes stay whole, because a codec encodes them."""
+    use: Callable[[Shares, range, int], None] = lambda *_: None
+    """Takes all shares and this rank's own, for the steps after the given one."""
     changes: list[Change] = field(default_factory=list)
     _measured: list[float] = field(default_factory=list)
 
@@ -192,6 +194,7 @@ class ShareBalancer:
         self.shares = tuple(range(one.start << level, one.stop << level) for one in in_nodes)
         if self.shares == before:
             return ""
+        self.use(self.shares, self.own_share, done)
         self.changes.append(Change(done, self.micro_batches_by_rank, seconds))
         return self.changes[-1].line(counts, self.layout.model)
 
@@ -232,28 +235,20 @@ class FixedShares:
         return ""
 
 
-@dataclass(kw_only=True)
-class MeasuredShares(ShareBalancer):
-    step: EveryStep
-    ahead: PrefetchedBatches
-    order: Callable[[range], list[int]]
-
-    def decide(self, done: int) -> str:
-        said = super().decide(done)
-        if said:
-            self.step.set_shares(self.shares, self.order, self.own_share)
-            self.ahead.go_on(self.step.leaves if self.ahead.leaves else [], done)
-        return said
-
-
 def measured_shares(
     run: Run, mesh: Mesh, step: EveryStep, ahead: PrefetchedBatches
-) -> FixedShares | MeasuredShares:
+) -> FixedShares | ShareBalancer:
     synchrony = run.recipe.synchrony
     layout = layout_of(run.recipe.parallel, mesh.world.world_size)
     if not synchrony.measures_shares or layout.data == 1:
         return FixedShares()
-    return MeasuredShares(
+    order = partial(run.route.order, run.num_leaves)
+
+    def use(shares: Shares, own: range, done: int) -> None:
+        step.set_shares(shares, order, own)
+        ahead.go_on(step.leaves if ahead.leaves else [], done)
+
+    return ShareBalancer(
         world=mesh.world,
         layout=layout,
         num_leaves=run.num_leaves,
@@ -261,9 +256,7 @@ def measured_shares(
         every=synchrony.shares_every,
         shares=run.shares,
         level=run.recipe.exchange.level,
-        step=step,
-        ahead=ahead,
-        order=partial(run.route.order, run.num_leaves),
+        use=use,
     )
 
 

@@ -18,7 +18,7 @@ from firecaffe.training.divergence import LossRise, NoLossRise
 from firecaffe.training.modes.every_step import (
     EveryStep,
     FixedShares,
-    MeasuredShares,
+    ShareBalancer,
     empty_counts,
     measured_shares,
 )
@@ -128,7 +128,7 @@ class Steps:
     stepper: Mode
     ahead: PrefetchedBatches
     ranks: TrainingRanks = field(default_factory=TrainingRanks)
-    shares: FixedShares | MeasuredShares = field(default_factory=FixedShares)
+    shares: FixedShares | ShareBalancer = field(default_factory=FixedShares)
 
 
 class ModeParts:

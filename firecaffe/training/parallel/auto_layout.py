@@ -9,6 +9,7 @@ run's cluster. Between hosts without a named cluster, one link is measured.
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from torch import nn
 from firecaffe.cluster.agree import broadcast_text
 from firecaffe.cluster.world import World
 from firecaffe.data import Dataset
-from firecaffe.errors import FirecaffeError, RecipeError
+from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError
 from firecaffe.generators import generators_kept
 from firecaffe.models.network import given_network, with_outline
 from firecaffe.parallel.config import AUTO, ParallelConfig
@@ -27,6 +28,7 @@ from firecaffe.planner.recipe_workload import cluster_for, workload_of
 from firecaffe.planner.split_plans import SplitPlan, exchange_for
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
+from firecaffe.schema import checked
 from firecaffe.training.given_parts import Parts, counts_of, open_parts
 from firecaffe.training.parallel.split_network import chosen_layers
 from firecaffe.transport.auto_exchange import MIN_STREAM_S
@@ -69,28 +71,22 @@ def choose_layout(
     """
     if recipe.parallel.scheme != AUTO:
         return recipe, None
-    cluster, problem = None, ""
+    stated = dict[str, Any]()
     try:
         cluster = _cluster(recipe, world)
-    except RecipeError as error:
-        problem = str(error)
-    stated = ""
-    if world.is_first:
-        try:
-            if cluster is None:
-                raise RecipeError(problem)
+        if world.is_first:
             _check_is_new(parts)
             with given_network(parts.model):
                 choice = _choose(recipe, parts, cluster, world.world_size)
-            stated = json.dumps({"choice": asdict(choice)})
-        except FirecaffeError as error:
-            stated = json.dumps({"problem": str(error)})
-    answer = json.loads(broadcast_text(world, stated))
+            stated = {"choice": asdict(choice)}
+    except PeerLostError:
+        raise
+    except FirecaffeError as error:
+        stated = {"problem": str(error)}
+    answer = json.loads(broadcast_text(world, json.dumps(stated)))
     if "problem" in answer:
         raise RecipeError(answer["problem"])
-    choice = LayoutChoice(
-        **answer["choice"] | {"words": ParallelConfig(**answer["choice"]["words"])}
-    )
+    choice = checked(answer["choice"], LayoutChoice)
     return replace(recipe, parallel=choice.words), choice
 
 

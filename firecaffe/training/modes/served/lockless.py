@@ -13,37 +13,31 @@ gradient descent".
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn, optim
 
-from firecaffe.cluster.world import World
 from firecaffe.errors import RecipeError
-from firecaffe.solvers.optimizer import set_rate
+from firecaffe.recipe.run import Run
+from firecaffe.solvers.optimizer import make_optimizer, set_rate
 from firecaffe.solvers.update_rules import CaffeSGD
 from firecaffe.synchrony.server_policies import Leaf, Work
 from firecaffe.training.modes.served.coder import are_finite
 from firecaffe.training.modes.served.server_memory import Gradient, Parcel, parcel_bytes
-from firecaffe.training.modes.served.work_gradient import Bench, Contribution, Holders, Workbench
+from firecaffe.training.modes.served.work_gradient import (
+    Bench,
+    Contribution,
+    Holders,
+    KeptTraining,
+    Workbench,
+)
 from firecaffe.transport.local_ranks import meet_local_ranks
 
 
-@dataclass(frozen=True)
-class Rule:
-    optimizer_of: Callable[[Mapping[str, nn.Parameter]], optim.Optimizer]
-    rate: Callable[[int], float]
-    momentum: Callable[[int], float | None]
-    weight_of: Callable[[Leaf], float]
-    """The weight of a leaf; 1 if it is full."""
-    clip_gradients: float = 0.0
-    """The largest norm of a worker's gradient; 0 turns clipping off."""
-
-
 class LocklessBench:
-    def __init__(self, bench: Workbench, optimizer: optim.Optimizer, rule: Rule) -> None:
-        self._bench, self._optimizer, self._rule = bench, optimizer, rule
+    def __init__(self, bench: Workbench, optimizer: optim.Optimizer, run: Run) -> None:
+        self._bench, self._optimizer, self._run = bench, optimizer, run
 
     def compute(self, work: Work, weights: Mapping[str, Tensor]) -> Contribution:
         """Compute a work at the present weights, and update them. `weights` are the buffers."""
@@ -62,16 +56,17 @@ class LocklessBench:
     @torch.no_grad()
     def _update(self, leaf: Leaf, gradients: Mapping[str, Tensor]) -> bool:
         """Make an update. Return False, and make none, if the norm is beyond float32."""
-        weight, rule = self._rule.weight_of(leaf), self._rule
+        run, clip_gradients = self._run, self._run.recipe.solver.clip_gradients
+        weight = run.order.leaf_weight(*leaf)
         for name, gradient in gradients.items():
             self._bench.named[name].grad = gradient.div_(weight)
-        if rule.clip_gradients:
+        if clip_gradients:
             named = self._bench.named.values()
-            norm = nn.utils.clip_grad_norm_(named, rule.clip_gradients, foreach=True)
+            norm = nn.utils.clip_grad_norm_(named, clip_gradients, foreach=True)
             if not norm.isfinite():
                 self._optimizer.zero_grad()
                 return False
-        set_rate(self._optimizer, rule.rate(leaf.step), rule.momentum(leaf.step))
+        set_rate(self._optimizer, run.learning_rate(leaf.step), run.momentum(leaf.step))
         self._optimizer.step()
         self._optimizer.zero_grad()
         return True
@@ -85,53 +80,37 @@ WEIGHT, MOMENTUM = "weight", "momentum"
 class SharedWeights(Holders):
     hold_weights = True
 
-    @classmethod
-    def meet(
-        cls,
-        world: World,
-        named: Mapping[str, nn.Parameter],
-        optimizer: optim.Optimizer,
-        rule: Rule,
-        timeout_s: float,
-    ) -> Self:
+    def __init__(self, whole: KeptTraining) -> None:
         """Share rank 0's weights and momentum with all ranks, which are on one host. All call it.
 
         Raises: RecipeError on all ranks if they have no memory in common; PeerLostError.
         """
-        examples = {f"{WEIGHT}/{name}": parameter for name, parameter in named.items()}
-        if any(group["momentum"] for group in optimizer.param_groups):
-            examples |= {f"{MOMENTUM}/{name}": parameter for name, parameter in named.items()}
-        local = meet_local_ranks(world, timeout_s)
-        if local is None and world.world_size > 1:
-            raise RecipeError(
-                "synchrony.lock none: the ranks of this host do not reach each other's memory; use "
-                "lock = server"
-            )
-        if local is None:
-            holders = cls(Parcel(examples), named, optimizer, rule)
-            holders._begin()
-            return holders
-        with closing(local):
-            memory = local.share(parcel_bytes(examples), torch.uint8)[0]  # rank 0's
-            holders = cls(Parcel(examples, memory), named, optimizer, rule)
-            if world.is_first:
-                holders._begin()
-            local.barrier()
-        return holders
-
-    def __init__(
-        self,
-        shared: Parcel,
-        named: Mapping[str, nn.Parameter],
-        optimizer: optim.Optimizer,
-        rule: Rule,
-    ) -> None:
-        self._shared, self._named, self._optimizer, self._rule = shared, named, optimizer, rule
+        world, named, optimizer = whole.world, whole.named, whole.optimizer
+        self._run, self._named, self._optimizer = whole.run, named, optimizer
         self._kept = "history" if isinstance(optimizer, CaffeSGD) else "momentum_buffer"
         self._at_work: list[nn.Parameter] = []
+        has_momentum = any(group["momentum"] for group in optimizer.param_groups)
+        kinds = (WEIGHT, MOMENTUM) if has_momentum else (WEIGHT,)
+        examples = {f"{kind}/{name}": p for kind in kinds for name, p in named.items()}
+        local = meet_local_ranks(world, whole.run.recipe.exchange.timeout_s)
+        if local is None:
+            if world.world_size > 1:
+                raise RecipeError(
+                    "synchrony.lock none: the ranks of this host do not reach each other's memory; "
+                    "use lock = server"
+                )
+            self._shared = Parcel(examples)
+            self._begin()
+            return
+        with closing(local):
+            memory = local.share(parcel_bytes(examples), torch.uint8)[0]  # rank 0's
+            self._shared = Parcel(examples, memory)
+            if world.is_first:
+                self._begin()
+            local.barrier()
 
     def bench(self, bench: Workbench, place: int) -> Bench:
-        optimizer = self._rule.optimizer_of(bench.named)
+        optimizer = make_optimizer(bench.named, self._run.recipe.solver)
         for kind, name, view in self._views():
             parameter = bench.named[name]
             if kind == MOMENTUM:
@@ -139,7 +118,7 @@ class SharedWeights(Holders):
             else:
                 parameter.data = view
                 self._at_work.append(parameter)
-        return LocklessBench(bench, optimizer, self._rule)
+        return LocklessBench(bench, optimizer, self._run)
 
     @torch.no_grad()
     def gather(self, look: Callable[[], None]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.run import Run
-from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.synchrony.clock import SimulatedClock, seconds_of
 from firecaffe.synchrony.config import FIRST, NO_LOCK, SHARDED, SynchronyConfig
 from firecaffe.synchrony.server_policies import Leaves, make_policy
@@ -18,7 +17,7 @@ from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.divergence import LossRise
 from firecaffe.training.modes.mode import Linked, ModeParts, Steps
 from firecaffe.training.modes.served.coder import make_coder
-from firecaffe.training.modes.served.lockless import Rule, SharedWeights
+from firecaffe.training.modes.served.lockless import SharedWeights
 from firecaffe.training.modes.served.owners import Owners
 from firecaffe.training.modes.served.real_clock import RealClock
 from firecaffe.training.modes.served.real_ranks import RealRank, ServerRank, WorkerRank
@@ -101,16 +100,7 @@ class Lockless(InShards):
         ]
 
     def meet(self, whole: KeptTraining) -> Holders:
-        run = whole.run
-        rule = Rule(
-            optimizer_of=partial(make_optimizer, config=run.recipe.solver),
-            rate=run.learning_rate,
-            momentum=run.momentum,
-            weight_of=lambda leaf: run.order.leaf_weight(*leaf),
-            clip_gradients=run.recipe.solver.clip_gradients,
-        )
-        timeout_s = run.recipe.exchange.timeout_s
-        return SharedWeights.meet(whole.world, whole.named, whole.optimizer, rule, timeout_s)
+        return SharedWeights(whole)
 
 
 KEEPERS: Mapping[str, Callable[[], OnFirstRank]] = {
