@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,36 +41,23 @@ from firecaffe.transport.run_schedule import Collectives
 ALIGNMENT_BYTES = 64
 
 
-class Swap(Protocol):
-    """An exchange of a tensor from each rank to each other rank. All call it, in one order."""
+class Swap:
+    """An exchange of a tensor from each rank to each other; here, of one rank. All call it."""
 
-    @property
-    def seconds(self) -> float: ...
-
-    def __call__(
-        self, given: Sequence[Tensor], shapes: Sequence[torch.Size], most: int
-    ) -> list[Tensor]:
-        """Return each rank's tensor, up to `most` elements, for this one; valid for two swaps."""
-
-
-class SwapAlone:
     seconds = 0.0
 
     def __call__(
         self, given: Sequence[Tensor], shapes: Sequence[torch.Size], most: int
     ) -> list[Tensor]:
+        """Return each rank's tensor, up to `most` elements, for this one; valid for two swaps."""
         return list(given)
 
 
-class SwapByMessages:
+class SwapByMessages(Swap):
     """A swap by messages, an all-to-all. All messages are as long as the longest."""
 
     def __init__(self, group: Group) -> None:
         self._group, self._collectives = group, Collectives(group)
-
-    @property
-    def seconds(self) -> float:
-        return self._collectives.seconds
 
     def __call__(
         self, given: Sequence[Tensor], shapes: Sequence[torch.Size], most: int
@@ -83,19 +70,19 @@ class SwapByMessages:
                 _head(blocks[rank, other], tensor.shape).copy_(tensor)
         make = partial(find_collective(ALL_TO_ALL, "direct"), size)
         self._collectives.run(ALL_TO_ALL, make, vector)
+        self.seconds = self._collectives.seconds
         return [
             given[rank] if other == rank else _head(blocks[other, rank], shape)
             for other, shape in enumerate(shapes)
         ]
 
 
-class Memory:
+class Memory(Swap):
     """A swap through shared memory, with two alternating boxes per rank, and a barrier."""
 
     def __init__(self, local: LocalRanks) -> None:
         self._local = local
         self._boxes: list[list[Tensor]] = []
-        self.seconds = 0.0
 
     def __call__(
         self, given: Sequence[Tensor], shapes: Sequence[torch.Size], most: int
@@ -138,7 +125,7 @@ class OwnSamples(PartGroup):
 
     def __init__(self, group: Group, num_parts: int, local: LocalRanks | None = None) -> None:
         super().__init__(group, num_parts)
-        self._swap: Swap = SwapAlone()
+        self._swap = Swap()
         if group.exchange_group is not None:
             self._swap = SwapByMessages(group) if local is None else Memory(local)
         self._nodes_of = inputs_of(num_parts, self.shares)

@@ -68,9 +68,7 @@ def go_on(
 ) -> Any:
     """Apply a function to tensors in parts (`found`); NotImplemented if it needs whole tensors."""
     x = found[0]
-    if func in PER_ELEMENT:
-        return _part_by_part(func, found, args, kwargs)
-    if func in PER_CHANNEL and x.cut_dim == x.ndim - 3:
+    if func in PER_ELEMENT or (func in PER_CHANNEL and x.cut_dim == x.ndim - 3):
         return _part_by_part(func, found, args, kwargs)
     rule = RULES.get(func)
     if rule is None or not args or args[0] is not x:

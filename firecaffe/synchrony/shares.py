@@ -7,6 +7,7 @@ boundaries between workers finds those whose busiest worker holds and sends (`ex
 fewest nodes of the tree, then those with the fewest nodes in all.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from itertools import count, pairwise
@@ -79,14 +80,7 @@ def _fewest_nodes(
 def _shortest(num_leaves: int, seconds: Sequence[float]) -> float:
     # The shortest step time is some worker's time for a whole number of leaves.
     times = sorted({count * leaf_s for leaf_s in seconds for count in range(1, num_leaves + 1)})
-    low, high = 0, len(times) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _is_enough(times[middle], seconds, num_leaves):
-            high = middle
-        else:
-            low = middle + 1
-    return times[low]
+    return times[bisect_left(times, True, key=lambda limit: _is_enough(limit, seconds, num_leaves))]
 
 
 def _is_enough(limit: float, seconds: Sequence[float], num_leaves: int) -> bool:

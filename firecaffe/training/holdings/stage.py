@@ -53,9 +53,13 @@ class Stages(RowHolding):
 
     def run(self, step: int, leaves: Sequence[int], fetch: FetchBatch) -> Iterator[Ready]:
         """Yield micro-batches. Those without samples do not pass through the stages."""
-        coming = _InOrder(leaves, fetch if self.has_inputs else _no_batch)
+        coming = ((leaf, fetch(leaf)) for leaf in leaves)
+
+        def fetch_filled(leaf: int) -> Batch:
+            return next(batch for number, batch in coming if number == leaf)
+
         filled = [leaf for leaf in leaves if self._samples(step, leaf)]
-        ready = self._runner.run(filled, _Step(self, step, coming))
+        ready = self._runner.run(filled, _Step(self, step, fetch_filled))
         for leaf in leaves:
             now = next(ready) if self._samples(step, leaf) else None
             if now is None:
@@ -64,7 +68,8 @@ class Stages(RowHolding):
                 yield Ready(leaf, now.root, now.kept)
         next(ready, None)  # the last gradients go to the stage before
         if self.has_inputs:
-            coming.finish()
+            for _ in coming:  # micro-batches without samples
+                pass
         self._idle_s += self._runner.waited_s
 
     def spent(self) -> Spent:
@@ -150,24 +155,6 @@ class _Step(MicroBatches[list[Tensor]]):
         return self._forward.tail(loss, leaf, self._stages._samples(self._step, leaf))
 
 
-class _InOrder:
-    """The micro-batches of a step, fetched in order. It skips those without samples."""
-
-    def __init__(self, leaves: Sequence[int], fetch: FetchBatch) -> None:
-        self._coming = ((leaf, fetch(leaf)) for leaf in leaves)
-
-    def __call__(self, leaf: int) -> Batch:
-        return next(batch for number, batch in self._coming if number == leaf)
-
-    def finish(self) -> None:
-        for _ in self._coming:
-            pass
-
-
 def _differentiable(output: Any) -> Any:
     is_float = isinstance(output, Tensor) and output.is_floating_point()
     return output.detach().clone().requires_grad_() if is_float else output
-
-
-def _no_batch(leaf: int) -> Batch:
-    raise AssertionError("a stage between others sees no samples")
