@@ -35,8 +35,6 @@ def before_batches(act: Callable[[int, int], object]) -> Iterator[None]:
 def killed(
     rank: int, when: Callable[[int], bool], number: int = signal.SIGKILL
 ) -> AbstractContextManager[None]:
-    """If this process is that rank. when: of the step."""
-
     def act(step: int, _: int) -> None:
         if int(os.environ["RANK"]) == rank and when(step):
             os.kill(os.getpid(), number)

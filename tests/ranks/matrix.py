@@ -174,7 +174,6 @@ class AnySpeed:
 
 
 def full(case: Case) -> Case:
-    """With the first value of each axis that it does not name."""
     return {name: values[0] for name, values in AXES.items()} | dict(case)
 
 
@@ -184,7 +183,6 @@ def is_cut(case: Case) -> bool:
 
 
 def recipe_of(case: Case, place: str) -> Recipe:
-    """Of the composition at a place of a full case."""
     parallel = HOLDINGS[case[place + "holding"]]
     if is_cut(case):
         parallel = dataclasses.replace(parallel, split=HEAD, parts=PARTS)
@@ -262,7 +260,6 @@ def _passes(words: Values, cut: bool, composition: Values) -> bool:
 
 
 def why_not(case: Case, place: str) -> str:
-    """What is said of the composition at a place, if it is refused."""
     recipe, ranks = recipe_of(case, place), case[place + "ranks"]
     if recipe.synchrony.server == "sharded" and ranks == 1:
         return "one rank has all weights, and nothing is in parts"
@@ -294,7 +291,6 @@ PAIRWISE = Pairwise(AXES, is_possible, possible_with, full)
 
 
 def all_words() -> list[Case]:
-    """Each combination of words that decide bits."""
     return [dict(zip(WORDS, values, strict=True)) for values in product(*WORDS.values())]
 
 
@@ -323,7 +319,6 @@ def chain(words: Case, cut: bool) -> list[Case]:
 
 
 def given() -> Parts:
-    """What is given to a training in Python."""
     train, test, validation = small_data(SAMPLES), small_data(30, 1), small_data(20, 2)
     return Parts(Net, train=train, test=test, validation=validation)
 

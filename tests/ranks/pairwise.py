@@ -36,7 +36,6 @@ class Pairwise:
     """A case with a value for each axis."""
 
     def all_pairs(self) -> list[Pair]:
-        """Of values of any two axes."""
         return [
             ((one, a), (other, b))
             for one, other in combinations(self.axes, 2)
@@ -44,7 +43,6 @@ class Pairwise:
         ]
 
     def pairs_of(self, case: Case) -> Iterator[Pair]:
-        """In the order of the axes."""
         return combinations([(name, case[name]) for name in self.axes if name in case], 2)
 
     def cover(self) -> list[Case]:
@@ -107,13 +105,4 @@ class Pairwise:
         return self.full(case)
 
     def _gain_of(self, value: tuple[str, Any], case: Case, left: Left) -> int:
-        """Of a value that is added to a case."""
-        before = True
-        gain = 0
-        for name in self.axes:
-            if name == value[0]:
-                before = False
-            elif name in case:
-                other = name, case[name]
-                gain += ((other, value) if before else (value, other)) in left
-        return gain
+        return sum((other, value) in left or (value, other) in left for other in case.items())

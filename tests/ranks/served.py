@@ -47,12 +47,10 @@ SAMPLES = 100
 
 
 def sharded(name: str) -> dict[str, Any]:
-    """A mode with a server in parts."""
     return {**MODES[name], "server": "sharded"}
 
 
 def recipe(words: dict[str, Any], **sections: Any) -> Recipe:
-    """With other words of sections (`changed`), which stand above these."""
     served = dict(words)
     made = Recipe(
         train=TrainConfig(24, 4, steps=8, seed=3, eval_batch_size=7, eval_every=5),

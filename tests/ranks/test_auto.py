@@ -169,7 +169,6 @@ class AtHome(Training):
 
 
 def lines_of(result: Result) -> list[str]:
-    """What was said of exchanges."""
     lines = result.folder.with_suffix(".txt").read_text().splitlines()
     return [line.split("exchange: ")[1] for line in lines if "exchange: " in line]
 
@@ -226,8 +225,6 @@ LENET = Recipe(
 
 @dataclass(frozen=True)
 class OnHosts(Named):
-    """As if hosts had so many ranks."""
-
     of_host: int = 0
 
     def __call__(self, recipe: Recipe, folder: Path, resume: Path | None = None) -> Result:
@@ -243,7 +240,6 @@ def on(cluster: str, **sections: Any) -> Recipe:
 
 
 def words_of(result: Result) -> ParallelConfig:
-    """As the run's own recipe has them."""
     return read_recipe(result.folder / "recipe.toml").parallel
 
 
@@ -252,8 +248,6 @@ def choice_of(result: Result) -> Any:
 
 
 class Given(Named):
-    """The network of the recipe, by a function."""
-
     def parts(self) -> dict[str, Any]:
         return {"model": partial(build_model, "lenet")}
 
@@ -318,8 +312,6 @@ class Own(nn.Module):
 
 
 class Twice(nn.Module):
-    """A layer that is called twice."""
-
     def __init__(self) -> None:
         super().__init__()
         self.again, self.out = nn.Linear(784, 784), nn.Linear(784, 10)

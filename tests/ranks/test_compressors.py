@@ -76,7 +76,6 @@ def exchange(compressor: str, level: int) -> Recipe:
 
 
 def recipes() -> dict[str, Recipe]:
-    """By the name of their folder."""
     cases = {
         f"{name}-{level}": exchange(name, level)
         for name in COMPRESSORS

@@ -35,7 +35,6 @@ def vector_of(rank: int, num_elements: int) -> torch.Tensor:
 
 
 def all_reduce() -> dict[tuple[str, int], torch.Tensor]:
-    """The sums by every exchange at every size."""
     results = {}
     with join("cpu") as world:
         for algorithm in EXCHANGES:
@@ -158,7 +157,6 @@ class LargestOfRow:
 
 
 def coded(vector: Tensor) -> Tensor:
-    """What comes out at the other end, a row at a time."""
     codec = LargestOfRow()
     padded = torch.cat([vector, torch.zeros(-len(vector) % ROW)])
     rows = [codec.decode(codec.encode(row)) for row in padded.view(-1, ROW).unbind()]
@@ -208,7 +206,6 @@ def addends(num_parts: int) -> list[Tensor]:
 
 
 def exchanged(num_parts: int, dim: int) -> tuple[Tensor, Tensor]:
-    """The sum of addends and the gathering of parts, on this rank."""
     with join("cpu") as world:
         group = PartGroup(world, num_parts)
         own = [addends(num_parts)[part] for part in group.own]

@@ -40,7 +40,6 @@ ON_SUBTREES = changed(RECIPE, train={"global_batch_size": 48})
 
 
 def test_workers_and_buckets_that_change_by_resume(trained: Trained) -> None:
-    """As many workers as micro-batches, too."""
     resume = None
     for workers, steps, bucket_bytes in ((6, 2, 200), (2, 4, 1), (1, 5, 500), (3, 7, 10_000_000)):
         exchange, train = {"bucket_bytes": bucket_bytes}, {"steps": steps}

@@ -138,8 +138,6 @@ def test_a_loss_scale_of_float16(trained: Trained) -> None:
 
 
 class Wide(Net):
-    """With fully connected layers whose parts power_sgd makes smaller."""
-
     def __init__(self) -> None:
         super().__init__()
         self.classifier = nn.Sequential(nn.Linear(63, 240), nn.Dropout(0.5), nn.Linear(240, 4))

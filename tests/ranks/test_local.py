@@ -134,7 +134,6 @@ def test_each_replica_has_a_loss_scale_of_its_own(trained: Trained) -> None:
 def test_what_is_due_within_a_round_is_done_at_its_end(
     trained: Trained, overlap: int, whole: list[int]
 ) -> None:
-    """And every step has its row."""
     recipe = changed(
         RECIPE,
         train={"eval_every": 3},

@@ -38,7 +38,6 @@ LARS = {"type": "lars", "base_lr": 2.0, "clip_gradients": 0.5}
 
 
 def often(recipe: Recipe, **solver: Any) -> Recipe:
-    """With checkpoints as often as there can be."""
     train, checkpoint = {"ema_decay": 0.0, "steps": 8}, CheckpointConfig(1, keep_last=0)
     return changed(recipe, train=train, solver=solver, synchrony=SYNCHRONY, checkpoint=checkpoint)
 
@@ -107,7 +106,6 @@ def test_a_number_that_is_not_finite_is_told_by_all_as_by_one(
 
 
 def one_part_diverges(recipe: Recipe, folder: Path) -> str:
-    """Rank 1 alone finds that its gradients are not finite."""
     finite = GradientReducer.finite
 
     def on_one(reducer: GradientReducer) -> Tensor:

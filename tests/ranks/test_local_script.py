@@ -82,7 +82,6 @@ class Loop:
 
 
 def fit(words: dict[str, Any], steps: int = STEPS, start: int = 0) -> dict[str, Tensor]:
-    """What a rank ends with."""
     with join("cpu") as world:
         loop = Loop(world, start, **words)
         for step in range(steps):

@@ -115,8 +115,6 @@ def test_a_norm_beyond_float32_updates_nothing() -> None:
 
 
 def fit_and_note(made: Recipe, folder: Path, notes: Path) -> Result:
-    """Each rank notes the micro-batches that it takes."""
-
     def note(step: int, leaf: int) -> None:
         with notes.open("a") as file:
             file.write(f"{os.environ['RANK']} {step} {leaf}\n")

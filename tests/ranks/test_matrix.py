@@ -38,7 +38,6 @@ OneWorker = Callable[[Case], firecaffe.Result]
 
 
 def name_of(case: Case) -> str:
-    """What it says beside what stands in."""
     usual = full({})
     return " ".join(f"{name}={case[name]}" for name in case if case[name] != usual[name]) or "usual"
 

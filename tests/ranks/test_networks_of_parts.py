@@ -54,8 +54,6 @@ LAYER_MIB = WIDE * WIDE * 4 // MIB
 
 
 class Wide(nn.Sequential):
-    """Four layers of 36 MiB."""
-
     def __init__(self, width: int = WIDE) -> None:
         super().__init__(*(nn.Linear(width, width, bias=False) for _ in range(LAYERS)))
         for layer in self:
@@ -101,8 +99,6 @@ HIDDEN = 512
 
 
 class Dense(nn.Module):
-    """Fully connected layers, almost all of one width."""
-
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(36, HIDDEN)
@@ -115,8 +111,6 @@ class Dense(nn.Module):
 
 
 class Kept:
-    """A tensor that autograd keeps for backward."""
-
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 

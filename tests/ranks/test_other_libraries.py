@@ -63,7 +63,6 @@ MAKERS = (bert, WithLoss)
 
 
 def fit(folder: Path) -> list[firecaffe.Result]:
-    """Of each of `MAKERS`."""
     results = []
     for make in MAKERS:
         inputs = WORDS if make is bert else {"input_ids": WORDS, "labels": CLASSES}

@@ -36,12 +36,10 @@ OF_SEEDS = Recipe(
 
 
 def drawn() -> float:
-    """From each of the three generators."""
     return random.random() + float(np.random.rand()) + float(torch.rand(()))
 
 
 def disturb(key: int) -> float:
-    """Seeds each of the three generators, and draws from each."""
     random.seed(key)
     np.random.seed(key)
     torch.manual_seed(key)
@@ -125,8 +123,6 @@ class Depth(nn.Module):
 
 
 class Beside(Plugin):
-    """Disturbs before and after each batch."""
-
     def around_batches(self, batches: TrainBatches, world: World) -> Any:
         def train_batch(step: int, leaf: int) -> Any:
             disturb(3)

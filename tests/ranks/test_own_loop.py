@@ -24,7 +24,6 @@ STEPS, EVERY = 10, 4
 
 
 def groups(parts: Sequence[Sequence[int]]) -> dist.ProcessGroup:
-    """This rank's."""
     made: list[dist.ProcessGroup] = [dist.new_group(list(part)) for part in parts]
     return next(group for group, part in zip(made, parts, strict=True) if dist.get_rank() in part)
 
@@ -166,7 +165,6 @@ def train_attached(folder: str, steps: int) -> None:
 
 
 def attempt(folder: str, number: int, steps: int) -> str:
-    """What is said of an attempt of torchrun's."""
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
     try:
         train_attached(folder, steps)

@@ -156,7 +156,6 @@ TRAIN, TEST = slice(0, 40), slice(40, 61)
 
 
 def fit(folder: str) -> dict[str, dict[str, Any]]:
-    """Every run's result, as result.json has it."""
     results = {}
     for name, (task, network, targets) in RUNS.items():
         recipe = Recipe(

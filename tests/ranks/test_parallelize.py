@@ -58,7 +58,6 @@ class Network(nn.Module):
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
-    """Another one on every rank and in every step."""
     rank = int(os.environ["RANK"])
     generator = torch.Generator().manual_seed(100 * step + rank)
     labels = torch.randint(0, 4, (6,), generator=generator)
@@ -72,7 +71,6 @@ def loss_of(model: nn.Module, step: int, use_rare: bool = True) -> Tensor:
 
 
 def fit(wrap: Wrap, case: str = "", steps: int = 4, **options: Any) -> list[Tensor]:
-    """The weights and the last gradients after some steps."""
     torch.manual_seed(0)
     model = wrap(Network(), **SMALL_BUCKETS, **OPTIONS.get(case, {}), **options)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -271,8 +269,6 @@ def test_what_hosts_or_other_ranks_do_not_fit_is_refused(ranks: Ranks) -> None:
 
 @dataclass(frozen=True)
 class Hooked(Training):
-    """With a hook of torch's in our trainer, or of ours."""
-
     name: str = ""
 
     def parts(self) -> dict[str, Any]:

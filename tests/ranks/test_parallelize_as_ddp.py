@@ -35,13 +35,11 @@ def network(sparse: bool = False) -> nn.Module:
 
 
 def batch(step: int) -> Tensor:
-    """Another one on every rank and in every step."""
     generator = torch.Generator().manual_seed(10 * step + int(os.environ["RANK"]))
     return torch.randint(7, (4, 2), generator=generator)
 
 
 def steps(model: nn.Module, count: int = 3) -> list[Tensor]:
-    """The gradients of all steps; weights stay."""
     found = []
     for step in range(count):
         model.zero_grad()

@@ -72,7 +72,6 @@ def test_a_resume_on_other_workers_is_replayed(
 
 
 def fit_and_ask(made: Recipe, folder: Path) -> tuple[Result, list[float]]:
-    """What `train` returns on this rank, and its network's outputs."""
     result = TRAINING(made, folder)
     with torch.no_grad():
         return result, result.model.eval()(small_data(5, 3).inputs).flatten().tolist()
@@ -94,7 +93,6 @@ def test_all_ranks_have_the_network_that_was_evaluated(
 
 
 def pushed_bytes(run: Path) -> dict[int, float]:
-    """By rank, of one push."""
     pushes = Counter(event.work.learner for event in events_of(run) if isinstance(event, Push))
     total = synchrony(run)["pushed_bytes_by_learner"]
     return {learner: total[str(learner)] / count for learner, count in pushes.items()}
@@ -168,7 +166,6 @@ LATE = "gradients of 2 learners come late"
 def end_of(
     made: Recipe, folder: Path, number: int = 0, patience: int = 100
 ) -> tuple[str, bool, str]:
-    """What `train` raises: its kind, whether it goes along with another rank's, and its words."""
     try:
         with patch("firecaffe.training.divergence.PATIENCE", patience):
             fit_until_lost(made, folder, number)

@@ -36,7 +36,6 @@ def by_tree(vectors: list[Tensor]) -> Tensor:
 
 
 def meet(world: World, algorithm: str) -> Exchange:
-    """An exchange that shares memory."""
     local = meet_local_ranks(world, WAIT_S)
     assert local is not None
     exchange = Exchange.of_vectors(world, algorithm, local)
@@ -88,7 +87,6 @@ def test_the_bits_are_those_of_the_tree_or_of_the_hosts_own_exchange(
 
 
 def by_hosts(vectors: list[Tensor], local: int) -> Tensor:
-    """Each piece goes through a ring of its own."""
     of_hosts = [by_tree(vectors[first:][:local]) for first in range(0, len(vectors), local)]
     total = torch.empty_like(vectors[0])
     for start, stop in pieces(ring.schedule(len(of_hosts), len(total)), 4):

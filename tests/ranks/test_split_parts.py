@@ -228,7 +228,6 @@ Bytes = list[tuple[int, int]]
 
 
 def sent_by(cases: list[Case], parts: int) -> list[Bytes]:
-    """What this rank sends in each case."""
     sent = []
     dist.init_process_group("gloo")
     try:

@@ -149,7 +149,6 @@ def in_parts(whole: Tensor, parts: int) -> tuple[dict[str, nn.Parameter], Among]
 
 
 def norm_of_gradient(spread: Among) -> Tensor:
-    """By what they agree on."""
     finite, scale = torch.ones(5, dtype=torch.bool), no_scale(nn.Parameter(torch.zeros(1)))
     return spread.agree(torch.zeros(1), 0, finite, True, scale).norm
 

@@ -86,8 +86,6 @@ class Cast(nn.Module):
 
 
 class Noise(nn.Module):
-    """Noise in evaluation, too."""
-
     def forward(self, x: Tensor) -> Tensor:
         return x * (1 + 0.3 * torch.rand_like(x))
 
@@ -202,8 +200,6 @@ def test_a_step_that_overflows_leaves_no_trace_in_a_codec(trained: Trained) -> N
 
 
 class NoWeights(nn.Sequential):
-    """Its last stage has none."""
-
     def __init__(self) -> None:
         super().__init__(nn.Flatten(), nn.Linear(36, 4), nn.ReLU())
 

@@ -25,14 +25,11 @@ SAMPLES, LEAVES = 3, range(6)
 
 
 class Case(NamedTuple):
-    """A network, and what is around its forward."""
-
     network: nn.Module
     arithmetic: Callable[[], AbstractContextManager[object]]
 
 
 def case(name: str) -> Case:
-    """odd, or odd in bfloat16."""
     autocast = partial(torch.autocast, "cpu", torch.bfloat16)
     return Case(odd()[0], autocast if name.endswith("bfloat16") else nullcontext)
 
@@ -65,7 +62,6 @@ class Step(MicroBatches[list[Tensor]]):
 
 
 def whole(step: Step, network: nn.Module) -> Iterator[tuple[int, Tensor, list[Tensor]]]:
-    """Each micro-batch of a step through the whole network."""
     for leaf in LEAVES:
         step.buffers.begin_micro_batch()
         inputs = step.inputs(leaf)
@@ -86,7 +82,6 @@ Found = dict[tuple[int, str], str | float]
 
 
 def each_leaf(step: Step, network: nn.Module, ready: Iterator[Any]) -> Found:
-    """What each micro-batch of a step comes to."""
     found: Found = {}
     take = step.end
 
@@ -176,8 +171,6 @@ def test_outputs_in_evaluation(ranks: Ranks) -> None:
 
 
 class Plain(MicroBatches[None]):
-    """Micro-batches of random numbers."""
-
     def inputs(self, leaf: int) -> Tensor:
         return torch.randn(2, 4)
 
@@ -189,8 +182,6 @@ class Plain(MicroBatches[None]):
 
 
 class Noisy(nn.Module):
-    """A layer that draws from python's generator."""
-
     def forward(self, inputs: Tensor) -> Tensor:
         return inputs * (1 + random.random())
 

@@ -25,7 +25,6 @@ ELSEWHERE = {
 
 
 def refused(words: Recipe) -> str:
-    """The line about a network with a teacher."""
     case = CASES["teacher, frozen"]
     train = TrainConfig(global_batch_size=32, micro_batch_size=8, steps=4, device="cpu")
     recipe = replace(words, train=train, task=TaskConfig(args={"num_classes": 4}))

@@ -38,7 +38,6 @@ def assert_all_close(found: dict[str, Tensor], expected: dict[str, Tensor], what
 
 
 def gradients_of(split: Split) -> dict[str, Tensor]:
-    """The gradients of the whole network's parameters, by name."""
     found = {}
     for name, held in split._held():
         grads = [part.grad for part in held.own if part.grad is not None]

@@ -56,7 +56,6 @@ def sent(value: Any) -> tuple[Any, list[Tensor]]:
 
 
 def run_in_stages(stages: Sequence[Stage], x: Any, loss_of: Callable[[Any], Tensor]) -> Tensor:
-    """Forward and backward of one micro-batch. Returns its loss."""
     values: tuple[Any, ...] = (x,)
     boundaries = []
     for stage in stages[:-1]:

@@ -56,7 +56,6 @@ def test_what_stands_behind_a_split_layer(between: nn.Module) -> None:
 
 
 def residual(m: Any, x: Tensor) -> Any:
-    """Sums and views as people write them."""
     y = m.first(x) * m.scale
     z = m.second(F.relu(y))
     z += y  # whole, for a whole tensor has scaled it
@@ -143,7 +142,6 @@ def watch_exchanges(monkeypatch: Patch, note: Callable[[str, Any], object]) -> N
 
 @pytest.fixture
 def calls(monkeypatch: Patch) -> list[str]:
-    """The exchanges that are made."""
     calls: list[str] = []
     watch_exchanges(monkeypatch, lambda name, _: calls.append(name))
     return calls

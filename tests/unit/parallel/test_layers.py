@@ -233,7 +233,6 @@ def test_pools_go_on_over_rows(pool: nn.Module) -> None:
 
 
 def functional(_: Any, x: Tensor) -> Tensor:
-    """As people write it."""
     y = F.max_pool2d(F.relu(x), 2, ceil_mode=True) + F.avg_pool2d(x, (2, 2), ceil_mode=True)
     return F.dropout(y * 2, 0.3)
 

@@ -84,7 +84,6 @@ def some_events(name: str = "asynchronous", faults: int = 0) -> list[Event]:
 
 
 def write_log(path: Path, events: list[Event]) -> bytes:
-    """Returns what it has written."""
     lines = Lines()
     path.write_bytes(b"".join([lines.line(head(2, 3)), *map(lines.event, events)]))
     return path.read_bytes()

@@ -22,7 +22,6 @@ def log(tmp_path: Path) -> Path:
 
 
 def read_on(log: Path, leaves: Leaves | None) -> None:
-    """Reads until an error."""
     reader = LogReader(log)
     if leaves is not None:
         reader.expect(leaves)

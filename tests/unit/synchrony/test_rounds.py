@@ -18,7 +18,6 @@ def plan(steps: int, synchronous: int = 0, rate: Any = lambda _: 0.1, **words: A
 
 
 def all_of(rounds: Rounds, steps: int) -> list[Round]:
-    """In the order in which their averages are taken."""
     return [each for done in range(1, steps + 1) for each in rounds.taken(done)]
 
 

@@ -187,10 +187,10 @@ class Served(ModeParts, NumbersOfParts):
             return Steps(served, linked.ahead, rank)
         # All gradients are computed here.
         computed = LazyContributions(self.server, self.holding.forward, linked.batches, self.coder)
-        if linked.source is None:
-            return Steps(stepper(source=self.clock, contributions=computed), linked.ahead)
-        linked.source.add_follower(self.clock.follow)
-        return Steps(stepper(source=linked.source, contributions=computed), linked.ahead)
+        if linked.source is not None:
+            linked.source.add_follower(self.clock.follow)
+        source = linked.source or self.clock
+        return Steps(stepper(source=source, contributions=computed), linked.ahead)
 
     def _rank(self, clock: RealClock, linked: Linked) -> RealRank:
         run, world = linked.run, linked.mesh.world

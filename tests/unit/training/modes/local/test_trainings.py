@@ -59,7 +59,6 @@ def bent_loss(differences: Tensor, _: Tensor) -> Tensor:
 
 
 def trained(folder: Path, momentum: float, words: dict[str, Any]) -> Tensor:
-    """The weights that a training on one worker ends with."""
     local = {"mode": "local", "replicas": REPLICAS, "local_steps": 3, **words}
     solver = {"base_lr": RATE, "momentum": momentum}
     recipe = recipe_in(folder, train=TRAIN, solver=solver, synchrony=local, run={"digests": True})

@@ -52,8 +52,6 @@ def quadratic(optimizer: Any = None) -> Worker:
 
 @dataclass
 class Events:
-    """Brings a list of events."""
-
     events: Iterator[Event]
 
     def next(self) -> Event:

@@ -226,7 +226,6 @@ def said() -> list[str]:
 
 @pytest.fixture
 def keeper(said: list[str], monkeypatch: Patch) -> Callable[..., Any]:
-    """Makes one for workers with so many learners each."""
     monkeypatch.setattr(own, "POLL_S", 0)
     monkeypatch.setattr(own, "run_pulse", lambda *_: nullcontext())
     net = nn.Linear(1, 1)

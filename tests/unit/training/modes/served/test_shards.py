@@ -92,8 +92,6 @@ def runs_of(tensors: Mapping[str, Tensor], shard: Shard) -> dict[str, Tensor]:
 
 
 class Served:
-    """A training with a server, whose events and gradients are noted."""
-
     def __init__(
         self, solver: SolverConfig, words: SynchronyConfig, order: tuple[int, ...], layout: Any
     ) -> None:
@@ -149,7 +147,6 @@ class Owners:
             self.owners.append(Owner(own, held))
 
     def take(self, of: Served, rate: float) -> None:
-        """The events that were noted."""
         for event in of.events:
             for shard, owner in zip(self.shards, self.owners, strict=True):
                 if isinstance(event, Push):
