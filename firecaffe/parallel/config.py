@@ -62,6 +62,7 @@ class ParallelConfig:
 
     @property
     def is_whole(self) -> bool:
+        """Whether each worker holds the whole network."""
         return self.holding == WHOLE
 
     @property
@@ -81,6 +82,7 @@ class ParallelConfig:
 
     @property
     def num_stages(self) -> int:
+        """The number of stages; 1 for a network in one."""
         return len(self.stages) + 1
 
     @property

@@ -32,10 +32,9 @@ Windows = tuple[range, ...]
 """The range that each part sees: consecutive elements of the whole dimension, at least one."""
 
 
-def with_halos(
-    group: PartGroup, own: Sequence[Tensor], cut: Cut, windows: Windows, dim: int
-) -> tuple[Tensor, ...]:
-    """Return what this rank's parts see of `dim`, for each micro-batch. Raises: PeerLostError."""
+def with_halos(x: "TensorInParts", windows: Windows) -> tuple[Tensor, ...]:
+    """Return what this rank's parts see, for each micro-batch. Raises: PeerLostError."""
+    group, own, cut, dim = x.group, x.own, x.cut, x.cut_dim
     pieces = _pieces(cut, windows)
 
     def seen(*parts: Tensor) -> list[Tensor]:
@@ -169,7 +168,7 @@ def input_rows_of(x: "TensorInParts", slide: Slide, fill: float) -> tuple[Cut, l
     ends = cut(slide.outputs(rows), x.group.num_parts)
     seen = [slide.seen(range(start, stop)) for start, stop in pairwise(ends)]
     windows = windows_of(seen, rows)
-    given = with_halos(x.group, x.own, x.cut, windows, x.cut_dim)
+    given = with_halos(x, windows)
     padded = []
     for number, part in zip(cycle(x.group.own), given, strict=False):
         most = len(seen[number])

@@ -177,7 +177,7 @@ def _local_response_norm(x: "TensorInParts", size: int, *settings: Any, **named:
     windows = tuple(
         range(max(0, start - before), min(stop + after, ends[-1])) for start, stop in pairwise(ends)
     )
-    seen = with_halos(x.group, x.own, ends, windows, 1)
+    seen = with_halos(x, windows)
     normalized = [
         F.local_response_norm(part, size, *settings, **named).narrow(
             1, ends[number] - windows[number].start, ends[number + 1] - ends[number]

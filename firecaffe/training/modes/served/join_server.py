@@ -11,6 +11,7 @@ from firecaffe.cluster.joining import COME_S, JoinRequest, JoinServer
 from firecaffe.cluster.secret import own_secret
 from firecaffe.cluster.world import World, launcher_place, launcher_store, run_pulse
 from firecaffe.errors import FirecaffeError, LaunchError
+from firecaffe.recipe.sections import Recipe
 from firecaffe.training.modes.served.messages import Messages
 from firecaffe.training.modes.served.real_clock import Arrivals, ClockLearner, Joined, RemoteLearner
 from firecaffe.transport.lane import Lane
@@ -25,17 +26,14 @@ class JoinListener:
         self,
         world: World,
         messages_over: Callable[[Lane], Messages],
-        per_rank: int,
+        recipe: Recipe,
         first_number: int,
         arrivals: Arrivals,
-        timeout_s: float,
-        silent_s: float,
         say: Callable[[str], None],
     ) -> None:
-        """Number new learners from `first_number` on, `per_rank` for each worker."""
-        self._world, self._messages_over = world, messages_over
-        self._per_rank, self._number, self._arrivals = per_rank, first_number, arrivals
-        self._timeout_s, self._silent_s, self._say = timeout_s, silent_s, say
+        """Number new learners from `first_number` on."""
+        self._world, self._messages_over, self._recipe = world, messages_over, recipe
+        self._number, self._arrivals, self._say = first_number, arrivals, say
         self._is_over = threading.Event()
         self._resources = ExitStack()
         self._thread: threading.Thread | None = None
@@ -55,10 +53,10 @@ class JoinListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Admit no more workers. Wait for one that is being admitted, up to `timeout_s`."""
+        """Admit no more workers. Wait for one that is being admitted."""
         self._is_over.set()
         if self._thread is not None:
-            self._thread.join(self._timeout_s)
+            self._thread.join(self._recipe.exchange.timeout_s)
         self._resources.close()
 
     def _look(self, server: JoinServer) -> None:
@@ -82,7 +80,7 @@ class JoinListener:
         try:
             to_it = server.admit(comer, rank, list(watch.hosts))
             watch.add_rank(comer.host, to_it)
-            self._resources.enter_context(run_pulse([to_it], self._silent_s))
+            self._resources.enter_context(run_pulse([to_it], self._recipe.exchange.silent_s))
             learners = self._learners_of(rank, server.store_of(comer))
         except (FirecaffeError, OSError) as error:
             self._say(f"a worker on {comer.host} asked to join and failed: {error}")
@@ -95,7 +93,7 @@ class JoinListener:
     def _learners_of(self, rank: int, store: Store) -> list[ClockLearner]:
         learners: list[ClockLearner] = []
         try:
-            for place in range(self._per_rank):
+            for place in range(self._recipe.synchrony.in_flight):
                 lane = Lane(store, f"{rank}.{place}", True, COME_S)
                 messages = self._messages_over(lane)
                 learners.append(RemoteLearner(self._number, rank, self._arrivals, messages))

@@ -293,14 +293,7 @@ class ServerRank(RealRank):
 
     def _admit(self, count: int, say: Callable[[str], None]) -> None:
         listener = JoinListener(
-            self.world,
-            self._messages_over,
-            self.recipe.synchrony.in_flight,
-            count,
-            self.clock.arrivals,
-            self.recipe.exchange.timeout_s,
-            self.recipe.exchange.silent_s,
-            say,
+            self.world, self._messages_over, self.recipe, count, self.clock.arrivals, say
         )
         self._admission.enter_context(closing(listener)).open(dict(self.facts))
 

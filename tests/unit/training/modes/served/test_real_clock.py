@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import HashStore, Store
 from firecaffe.cluster.joining import JoinRequest
 from firecaffe.errors import LaunchError, NotFiniteError, PeerLostError
 from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import Recipe
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Work
@@ -236,8 +237,8 @@ def keeper(said: list[str], monkeypatch: Patch) -> Callable[..., Any]:
         world: Any = SimpleNamespace(watch=SimpleNamespace(hosts=["a"], add_rank=lambda *_: None))
         named = dict(net.named_parameters())
         over = partial(Messages, forward=forward, named=named, coder=Coder())
-        made = JoinListener(world, over, per_rank, 1, arrivals, ENDS_S, ENDS_S, said.append)
-        return made, arrivals
+        recipe = Recipe(synchrony=SynchronyConfig(in_flight=per_rank))
+        return JoinListener(world, over, recipe, 1, arrivals, said.append), arrivals
 
     return make
 
