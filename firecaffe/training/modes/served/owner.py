@@ -15,7 +15,7 @@ and put together by loading all owners' runs into the whole pieces.
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -27,7 +27,7 @@ from firecaffe.errors import PeerLostError
 from firecaffe.solvers.optimizer_state import OptimizerNumbers
 from firecaffe.solvers.update_rules import set_delay
 from firecaffe.synchrony.events import Push
-from firecaffe.synchrony.server_policies import Leaf, Work
+from firecaffe.synchrony.server_policies import Work
 from firecaffe.training.modes.served.server import Server
 from firecaffe.training.modes.served.server_memory import (
     ALIGNMENT,
@@ -163,9 +163,13 @@ class ShardState:
             for path, part in whole[kind].parts().items():
                 name = parameter_of(kind, path)
                 if name in shard.pieces and not path.startswith("tail/"):
-                    runs[path] = _run(path, name, part.tensor, shard)
+                    is_count = path.endswith("/step")  # an optimizer's, equal at all owners
+                    value = part.tensor
+                    runs[path] = value.clone() if is_count else shard.run_of(name, value)
             piece.load(InMemory(runs))
-        for leaf in _leaves(whole["server"]):  # also if a gradient has no elements here
+        server = whole["server"]
+        assert isinstance(server, ServerMemory)
+        for leaf in server.gradients:  # also if a gradient has no elements here
             self.memory.gradients.setdefault(leaf, Gradient({}, []))
         local_numbers = {path: v for path, v in numbers.items() if _first(path) in shard.pieces}
         self._numbers.load_state_dict(local_numbers)
@@ -200,20 +204,9 @@ def put_together(
     return wholes
 
 
-def _leaves(server: Piece) -> Iterator[Leaf]:
-    for path in server.parts():
-        if path.startswith("tail/"):
-            step, place = path.split("/")[1].split(".")
-            yield Leaf(int(step), int(place))
-
-
 def parameter_of(kind: str, path: str) -> str:
     """Return the parameter's NAME in a piece's path: NAME, NAME/KEY, or WHAT/WHERE/NAME."""
     return _first(path) if kind == "optimizer" else path.rpartition("/")[2]
-
-
-def _run(path: str, name: str, value: Tensor, shard: Shard) -> Tensor:
-    return value.clone() if path.endswith("/step") else shard.run_of(name, value)
 
 
 def _first(path: str) -> str:

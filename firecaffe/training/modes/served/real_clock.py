@@ -81,21 +81,20 @@ class LearnerCosts:
 
 class ClockLearner(ABC):
     asks_to_stop = False
+    is_dropped = False
+    """Whether the last contribution does not count."""
 
     def __init__(self, number: int, rank: int, arrivals: Arrivals) -> None:
         self.number, self.rank = number, rank
         self.spent = LearnerCosts()
-        self._arrivals, self._is_dropped = arrivals, False
+        self._arrivals = arrivals
         self._orders: SimpleQueue[Begin | _End] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"learner-{number}", daemon=True)
         self._thread.start()
 
-    def set_counted(self, counts: bool) -> None:
-        self._is_dropped = not counts
-
     def begin(self, work: Work, weights: Mapping[str, Tensor]) -> None:
         """Give the learner work. `weights` are parameters and buffers that no longer change."""
-        self._orders.put(Begin(work, weights, self._is_dropped))
+        self._orders.put(Begin(work, weights, self.is_dropped))
 
     def end(self, text: str, weights: Mapping[str, Tensor]) -> None:
         """End the learner once its work is done. `text` and `weights` are for its process."""
@@ -189,7 +188,8 @@ class RealClock:
         self.policy, self._memory, self.needs_all = policy, memory, needs_all
         self.time_s = 0.0
         self.learners: dict[int, ClockLearner] = {}
-        self._moved: Mapping[int, tuple[int, int]] = {}
+        self.moved: Mapping[int, tuple[int, int]] = {}
+        """Bytes (sent, received) of each rank as a server; empty if only rank 0 is."""
         self.arrivals: Arrivals = SimpleQueue()
         self.all_learners: list[ClockLearner] = []
         """All learners so far, including lost ones."""
@@ -259,9 +259,6 @@ class RealClock:
         assert self._contribution is not None
         return self._contribution
 
-    def count_moved(self, by_rank: Mapping[int, tuple[int, int]]) -> None:
-        self._moved = by_rank
-
     @property
     def row(self) -> dict[str, Any]:
         """Learners' costs, for result.json. A rank is idle if it neither fetches nor computes."""
@@ -270,7 +267,7 @@ class RealClock:
             pulled[str(learner.number)] += learner.spent.pulled_bytes
             pushed[str(learner.number)] += learner.spent.pushed_bytes
             busy_s[str(learner.rank)] += learner.spent.busy_s
-        moved = self._moved or {0: (pulled.total(), pushed.total())}
+        moved = self.moved or {0: (pulled.total(), pushed.total())}
         return {
             "rank_by_learner": {str(learner.number): learner.rank for learner in self.all_learners},
             "pulled_bytes_by_learner": dict(pulled),
@@ -315,7 +312,7 @@ class RealClock:
                 self._due.extend(arrived.learners)
             case Arrival() if self.learners.get(arrived.work.learner) is arrived.learner:
                 counts = self.policy.contribute(arrived.work)
-                arrived.learner.set_counted(counts)
+                arrived.learner.is_dropped = not counts
                 self._asking.append(arrived.work.learner)
                 self._contribution = arrived.contribution
                 return Push(self._now(), arrived.work, counts, self.policy.commit())

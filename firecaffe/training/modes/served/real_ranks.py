@@ -204,7 +204,7 @@ class ServerRank(RealRank):
 
     def gather(self) -> None:
         self._holders.gather(self._look)
-        self.clock.count_moved(self._holders.moved)
+        self.clock.moved = self._holders.moved
 
     def _take_part(self, loop: Loop, asks_to_stop: Callable[[], str]) -> Result:
         with self._serving(loop.say):

@@ -169,7 +169,8 @@ class ServedStepper:
                     begun = queue.mark()
                     self._update(event.update, settings, window)
                     window.updates.append((begun, queue.mark()))
-                self.progress.done += _done_by(event)
+                    self.progress.done += len(event.update.dropped)
+                self.progress.done += event.counts
                 if not window.is_finite:
                     break
             self.server.take(event)
@@ -210,10 +211,6 @@ class ServedStepper:
             advised = NotFiniteError(f"{error}; {self.advice}")
             advised.step = error.step
             raise advised from None
-
-
-def _done_by(event: Push) -> int:
-    return int(event.counts) + (len(event.update.dropped) if event.update else 0)
 
 
 class _Window:
