@@ -216,10 +216,7 @@ class Answer(ABC):
     def print_to(self, console: Console) -> None:
         """Print what the command prints."""
         for part in self._parts():
-            if isinstance(part, str):
-                console.print(part, markup=False, highlight=False, soft_wrap=True)
-            else:
-                console.print(part)
+            console.print(part, soft_wrap=isinstance(part, str))
 
     def _print_all(self, is_plain: bool) -> Console:
         # In a notebook, rich would print into the cell and not into the file.
@@ -231,7 +228,7 @@ class Answer(ABC):
             record=True,
         )
         for note in self.notes:
-            console.print(f"warning: {note}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"warning: {note}", soft_wrap=True)
         self.print_to(console)
         return console
 

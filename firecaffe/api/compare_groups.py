@@ -79,8 +79,11 @@ def render_groups(
         f"{word}: {', '.join(f'{letter} {value}' for letter, value in lettered(values))}"
         for word, values in shown_settings(words).items()
     ]
-    lines = [*differ, *([""] if differ else []), *verdicts(rows), "", *_checks(items)]
-    return [table, Text(), *(Text(line) for line in [*lines, "", *_sources(rows)])]
+    checks = [f"[{'x' if item.is_met else ' '}] {item.what}: {item.why}" for item in items]
+    sources = [f"{letter}: {', '.join(row.runs)}" for letter, row in lettered(rows)]
+    above = [*differ, ""] if differ else []
+    lines = ["", *above, *verdicts(rows), "", *checks, "", *sources]
+    return [table, *map(Text, lines)]
 
 
 DIGESTS = ("environment.source", OWN_CODE)
@@ -191,14 +194,6 @@ def _speedup_remarks(letter: str, speedup: Ratio) -> list[str]:
             f"{letter}: neither faster nor slower is shown: the interval of its speedup has 1 in it"
         ]
     return []
-
-
-def _checks(items: Sequence[Item]) -> list[str]:
-    return [f"[{'x' if item.is_met else ' '}] {item.what}: {item.why}" for item in items]
-
-
-def _sources(rows: Sequence[GroupRow]) -> list[str]:
-    return [f"{letter}: {', '.join(row.runs)}" for letter, row in lettered(rows)]
 
 
 ID_SALT = "firecaffe"

@@ -213,7 +213,7 @@ def _doubts(runs: Sequence[TableRun]) -> list[str]:
 
 
 def _table(table: Sequence[RunRow]) -> Table:
-    shown = _empty_table()
+    shown = Table(box=SIMPLE_HEAD, **PLAIN)
     for header in ("run", "exchange"):
         shown.add_column(header, overflow="fold")
     for header in (*NUMBER_COLUMNS, table[0].measure.words):
@@ -238,7 +238,7 @@ def _table(table: Sequence[RunRow]) -> Table:
 
 
 def _words(runs: Sequence[TableRun], words: dict[str, list[Any]]) -> Table:
-    shown = _empty_table()
+    shown = Table(box=SIMPLE_HEAD, **PLAIN)
     shown.add_column("differs", overflow="fold")
     for name in names(runs):
         shown.add_column(Text(name), overflow="fold")
@@ -246,10 +246,6 @@ def _words(runs: Sequence[TableRun], words: dict[str, list[Any]]) -> Table:
         cells = [Text(_show(v), style="bold" if v != values[0] else "") for v in values]
         shown.add_row(word, *cells)
     return shown
-
-
-def _empty_table() -> Table:
-    return Table(box=SIMPLE_HEAD, **PLAIN)
 
 
 def _show(value: Any) -> str:

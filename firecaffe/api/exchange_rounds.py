@@ -31,6 +31,7 @@ from firecaffe.exchange.schedule import (
 )
 from firecaffe.resume_advice import option, positional
 from firecaffe.user_code import shown
+from firecaffe.value_checks import count_of
 
 ELEMENTS_PER_RANK = 1024
 """Elements per rank with which all shards, though not all segments, are equal at every size."""
@@ -66,7 +67,7 @@ class ExchangeRounds(Answer):
 
     def print_to(self, console: Console) -> None:
         if self.is_drawn:
-            console.print(draw_rounds(self.exchange, console.width), markup=False, soft_wrap=True)
+            console.print(draw_rounds(self.exchange, console.width), soft_wrap=True)
         super().print_to(console)
 
     def _parts(self) -> Iterator[Table | str]:
@@ -231,7 +232,7 @@ def _totals(figures: dict[str, Any]) -> Iterator[str]:
     if figures["kind"] in (ALL_GATHER, BROADCAST, ALL_TO_ALL):
         adds = "none"
     kind = "" if figures["kind"] == ALL_REDUCE else f"{figures['kind']} of "
-    ranks = "1 rank" if figures["world_size"] == 1 else f"{figures['world_size']} ranks"
+    ranks = count_of(figures["world_size"], "rank", "ranks")
     rows = {
         "exchange": f"{kind}{figures['algorithm']}, {ranks}, "
         f"{figures['num_elements']} float32 elements",

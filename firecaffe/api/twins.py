@@ -48,8 +48,7 @@ def check_twins(twins: Iterable[Twin]) -> None:
                 "workers, which cannot be compared; train it, and firecaffe replay RUN computes it "
                 "anew"
             )
-        bare = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, folder=""))
-        preflight(bare, twin.workers)
+        preflight(recipe.replace("run.folder", ""), twin.workers)
         check_memory(twin.workers)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import firecaffe
 from firecaffe.api.answer import replace_unencodable
-from firecaffe.cluster.handover import end_process, leave_report
+from firecaffe.cluster.handover import end_process, leave_report, report
 from firecaffe.errors import (
     FirecaffeError,
     OutputLostError,
@@ -101,7 +101,7 @@ def _ended(argv: list[str], loaded: Loaded) -> int:
 def _told(error: BaseException) -> int:
     """Report an error to the user, and return its exit code."""
     if isinstance(error, FirecaffeError):
-        return _fail(error.last_word, error.exit_code, error.fault, error.traceback)
+        return report(error)
     if isinstance(error, OSError) and getattr(error, "fault", None) is None:
         # A full disk, a folder without permission.
         place = f"{error.filename}: " if error.filename else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,5 +173,5 @@ def _with_data(recipe: CheckedRecipe) -> CheckedRecipe:
         get_data(recipe.data.name)
     except DataError as error:
         print(f"{error}\ntraining on a generated data set instead")
-        return dataclasses.replace(recipe, data=dataclasses.replace(recipe.data, name="generated"))
+        return recipe.replace("data.name", "generated")
     return recipe

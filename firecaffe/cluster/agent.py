@@ -31,7 +31,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from firecaffe.cluster.addresses import join_place
-from firecaffe.cluster.calls import SideThread
+from firecaffe.cluster.calls import SideThread, repeated
 from firecaffe.cluster.groups import ATTEMPT
 from firecaffe.cluster.hosts import (
     LAST_S,
@@ -147,20 +147,14 @@ class FaultAgent(SimpleElasticAgent):
                 signal.raise_signal(number)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        begun_s, met = time.monotonic(), threading.Event()
+        begun_s = time.monotonic()
 
         def tell() -> None:
-            while not met.wait(SAY_EVERY_S):
-                self.callbacks.on_waiting(time.monotonic() - begun_s)
+            self.callbacks.on_waiting(time.monotonic() - begun_s)
 
-        teller = threading.Thread(target=tell, name="waiting", daemon=True)
-        teller.start()
-        try:
+        with repeated(tell, SAY_EVERY_S):
             while not self._meet(worker_group, begun_s + MEETING_S):
                 pass
-        finally:
-            met.set()
-            teller.join()
 
     def _meet(self, worker_group: WorkerGroup, until_s: float) -> bool:
         # False if a host was lost after it had joined, and before it had told the others its ranks.

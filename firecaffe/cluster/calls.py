@@ -8,8 +8,9 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -77,6 +78,24 @@ class SideThread(Calls):
                 raise TimeoutError(f"no answer in {patience_s:g} s")
             wait([answer], min(left_s, POLL_S))
         return answer.result()
+
+
+@contextmanager
+def repeated(call: Callable[[], object], every_s: float) -> Iterator[None]:
+    """Make a call every so many seconds, in another thread, until the block ends."""
+    is_over = threading.Event()
+
+    def repeat() -> None:
+        while not is_over.wait(every_s):
+            call()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _settle(future: Future[T], call: Callable[[], T]) -> None:

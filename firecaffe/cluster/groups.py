@@ -12,7 +12,6 @@ import os
 import re
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ from firecaffe.cluster.addresses import (
     listen,
     own_addresses,
 )
-from firecaffe.cluster.calls import POLL_S
+from firecaffe.cluster.calls import POLL_S, repeated
 from firecaffe.cluster.handover import LAUNCHED, end_process, leave_report
 from firecaffe.cluster.launcher_variables import adopt_variables
 from firecaffe.cluster.process_settings import non_preempting_threads, variables_kept
@@ -202,7 +201,7 @@ def make_world(device: torch.device, timeout_s: float) -> None:
     if world_size == 1:
         dist.init_process_group(backend_for(device), store=HashStore(), rank=0, world_size=1)
         return
-    with meeting(world_size), _while_launcher_lives():
+    with meeting(world_size), repeated(_end_with_launcher, POLL_S):
         choose_interface(world_size)
         name = f"firecaffe/attempt-{attempt()}-of-{world_size}/world-{next(_worlds)}"
         place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
@@ -214,27 +213,11 @@ def make_world(device: torch.device, timeout_s: float) -> None:
         )
 
 
-@contextmanager
-def _while_launcher_lives() -> Iterator[None]:
-    """End this rank if its launcher ends in the block: the launcher's store would not answer."""
-    launcher, is_over = os.environ.get(LAUNCHED), threading.Event()
-    if launcher is None:
-        yield
-        return
-
-    def watch() -> None:
-        while not is_over.wait(POLL_S):
-            if str(os.getppid()) != launcher:
-                leave_report("its launcher is gone before the ranks have met")
-                end_process(LauncherLostError.exit_code)
-
-    watcher = threading.Thread(target=watch, name="launcher", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        watcher.join()
+def _end_with_launcher() -> None:
+    # The store of a launcher that is gone would not answer.
+    if os.environ.get(LAUNCHED) not in (None, str(os.getppid())):
+        leave_report("its launcher is gone before the ranks have met")
+        end_process(LauncherLostError.exit_code)
 
 
 def choose_interface(world_size: int) -> None:

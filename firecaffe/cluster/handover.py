@@ -45,6 +45,12 @@ def leave_report(message: str, fault: Fault | None = None, traceback: str = "") 
         say(f"{rank}{line}\n{traceback}".removesuffix("\n"))
 
 
+def report(error: FirecaffeError) -> int:
+    """Leave the line of an error to the launcher, as `leave_report`; return its exit code."""
+    leave_report(error.last_word, error.fault, error.traceback)
+    return error.exit_code
+
+
 def report_uncaught() -> None:
     """Let a firecaffe error that a script does not catch end it with one line and its exit code.
 
@@ -65,8 +71,8 @@ class _Hook:
             self.before(kind, error, trace)
             return
         with _real_stderr():
-            leave_report(error.last_word, error.fault, error.traceback)
-        if _at_prompt():
+            report(error)
+        if hasattr(sys, "ps1") or sys.flags.inspect:  # at a prompt, or `python -i`
             return
         if isinstance(error, PeerLostError):
             end_process(error.exit_code)  # a thread may still wait for that rank
@@ -84,11 +90,6 @@ def _real_stderr() -> Iterator[None]:
         yield
     finally:
         sys.stderr = before
-
-
-def _at_prompt() -> bool:
-    """Whether this interpreter is interactive, or will be after its script (`python -i`)."""
-    return hasattr(sys, "ps1") or bool(sys.flags.inspect)
 
 
 def end_process(exit_code: int) -> NoReturn:

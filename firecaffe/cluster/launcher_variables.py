@@ -93,7 +93,8 @@ def words_of(environment: Mapping[str, str]) -> dict[str, str]:
     if environment[launcher.world_size] == "1":
         return {}
     try:
-        local_world_size = _on_this_host(launcher, environment)
+        node = int(environment["SLURM_NODEID"]) if launcher.hosts else 0
+        local_world_size = tasks_of_node(environment[launcher.local_world_size], node)
         variables = {
             "RANK": environment[launcher.rank],
             "WORLD_SIZE": environment[launcher.world_size],
@@ -147,11 +148,6 @@ def tasks_of_node(tasks: str, node: int) -> int:
     if node >= len(counts):
         raise ValueError(f"no node {node} in {tasks!r}")
     return counts[node]
-
-
-def _on_this_host(launcher: Launcher, environment: Mapping[str, str]) -> int:
-    counts = environment[launcher.local_world_size]
-    return tasks_of_node(counts, int(environment["SLURM_NODEID"]) if launcher.hosts else 0)
 
 
 def _meeting_place(

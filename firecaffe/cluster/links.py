@@ -69,13 +69,6 @@ Shape = Callable[[int, Sequence[str]], Links]
 """A function (rank, hosts by rank) -> the rank's links: `links_of` or `star_of`."""
 
 
-def most_links(fan_out: int = FAN_OUT) -> int:
-    """Return the most links of any rank; the root of a host's tree is also in the hosts' tree."""
-    # A parent, two siblings, and the children and grandchildren in both trees.
-    below = fan_out + fan_out**2
-    return 3 + below + below
-
-
 def _in_tree(place: int, ranks: Sequence[int], fan_out: int) -> Links:
     """Return the links in a complete tree by levels: i's children start at i * fan_out + 1."""
 

@@ -43,7 +43,11 @@ class LossReporter:
         self._calls.close(patience_s=TELL_S)
 
     def _set(self, key: str, text: str) -> None:
-        self._calls.put(_quietly(lambda: self._store.set(key, text)))
+        def quiet() -> None:
+            with suppress(RuntimeError):  # if the store is gone, so is the launcher
+                self._store.set(key, text)
+
+        self._calls.put(quiet)
 
 
 class LossReader:
@@ -73,14 +77,6 @@ def goes_on_key(attempt: int) -> str:
 
 def lost_key(attempt: int, number: int) -> str:
     return f"firecaffe/lost/{attempt}/{number}"
-
-
-def _quietly(call: Callable[[], object]) -> Callable[[], None]:
-    def quiet() -> None:  # if the store is gone, so is the launcher
-        with suppress(RuntimeError):
-            call()
-
-    return quiet
 
 
 STORE_S = 1.0

@@ -233,14 +233,12 @@ def cluster_of(found: MeasuredCluster, recipe: CheckedRecipe | None, name: str) 
     )
     if recipe is not None and found.steps[0]:
         # All ranks computed at once, as in training; take the median rank for each size.
-        rows = [_middle(of_size) for of_size in zip(*found.steps, strict=True)]
+        rows = [
+            sorted(of_size, key=lambda row: median(row.compute_s))[len(of_size) // 2]
+            for of_size in zip(*found.steps, strict=True)
+        ]
         cluster = calibrated(cluster, recipe, rows)
     return _with_exchanges(cluster, found)
-
-
-def _middle(rows: Sequence[StepTimes]) -> StepTimes:
-    in_order = sorted(rows, key=lambda row: median(row.compute_s))
-    return in_order[len(rows) // 2]
 
 
 def _jitter(steps: Sequence[Sequence[StepTimes]]) -> float:

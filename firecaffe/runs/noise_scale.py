@@ -13,7 +13,6 @@ with Student's quantile by Abramowitz and Stegun, 26.7.5.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf, sqrt
 from pathlib import Path
 from statistics import NormalDist
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from firecaffe.runs.run_folder import METRICS
 from firecaffe.runs.schemas import NoiseRow
+from firecaffe.runs.statistics import cut_in_blocks
 from firecaffe.schema import read_rows
 
 FEWEST = 4
@@ -106,8 +106,7 @@ def _band(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
     ratios solve cc r² - 2 ac r + aa ≤ 0.
     """
     count = min(MAX_BLOCKS, len(terms))
-    ends = [len(terms) * block // count for block in range(count + 1)]
-    blocks = [_sums(terms[start:stop]) for start, stop in pairwise(ends)]
+    blocks = list(map(_sums, cut_in_blocks(terms, count)))
     square = _student(count - 1) ** 2
     factor = count * square / (count - 1 + square)  # for squares about 0 instead of the mean
     noise, signal = _sums(blocks)

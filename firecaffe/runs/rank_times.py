@@ -16,7 +16,6 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import ceil, log2
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +23,7 @@ from typing import Any, TypeVar
 from firecaffe.errors import RunError
 from firecaffe.runs.rank_shares import ALONE, RankShares, WorkerRow, row_of, shares_of
 from firecaffe.runs.schemas import TimingRow, TripRow
+from firecaffe.runs.statistics import cut_in_blocks
 from firecaffe.schema import read_rows
 
 
@@ -256,8 +256,7 @@ def in_blocks(steps: Sequence[Step], ranks: int) -> tuple[list[Sequence[Step]], 
             f"{len(steps)} steps are too few to tell a slow rank from noise; "
             f"it takes {count * MIN_STEPS}"
         ]
-    bounds = [len(steps) * i // count for i in range(count + 1)]
-    return [steps[start:stop] for start, stop in pairwise(bounds)], []
+    return cut_in_blocks(steps, count), []
 
 
 def slow_by_blocks(
@@ -333,9 +332,8 @@ def _between_hosts(trips: Rows) -> Pairs:
                 by_peer[row["peer"]].append(row["round_trip_s"])
         for peer, taken in by_peer.items():
             if len(taken) >= BLOCKS_OF_PAIR * MIN_TRIPS:
-                bounds = [len(taken) * i // BLOCKS_OF_PAIR for i in range(BLOCKS_OF_PAIR + 1)]
-                for start, stop in pairwise(bounds):
-                    blocks.append(((rank, peer), statistics.median(taken[start:stop])))
+                cut = cut_in_blocks(taken, BLOCKS_OF_PAIR)
+                blocks += [((rank, peer), statistics.median(block)) for block in cut]
     return blocks
 
 

@@ -224,16 +224,16 @@ def _row(
     why: str,
     against: Difference | None,
 ) -> GroupRow:
-    results = group.results
+    results, words = group.results, group.first.words
     measure, others = group.first.measure, other_metrics(group.first.result)
     return GroupRow(
         runs=[str(run.folder) for run in group.runs],
         seeds=len(results),
         hardware=_hardware(group.first),
-        net=str(group.first.words["model.name"]),
+        net=str(words["model.name"]),
         epochs=_epochs(group.first),
-        global_batch_size=int(group.first.words["train.global_batch_size"]),
-        initial_lr=_initial_lr(group.first),
+        global_batch_size=int(words["train.global_batch_size"]),
+        initial_lr=float(group.first.result.get("initial_lr", words["solver.base_lr"])),
         time_s=mean_of(times) if times else Mean(float("nan"), float("nan"), 0),
         speedup=speedup,
         unequal=unequal,
@@ -362,8 +362,3 @@ def _epochs(run: TableRun) -> float | None:
     parts = str(run.result["data"]).split()
     numbers = [int(word) for word in parts if word.isdigit()]
     return samples_seen(run) / numbers[0] if numbers else None
-
-
-def _initial_lr(run: TableRun) -> float:
-    value: Any = run.result.get("initial_lr", run.words["solver.base_lr"])
-    return float(value)

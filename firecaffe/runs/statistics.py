@@ -11,11 +11,15 @@ Bonferroni); Hedges 1981 (the effect's correction for few samples).
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import copysign, exp, gamma, inf, isnan, log, nan, sqrt
 from statistics import fmean, stdev
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+Row = TypeVar("Row")
 
 CONFIDENCE = 0.95
 BAND = 0.003
@@ -75,6 +79,12 @@ class Ratio:
     @property
     def is_shown(self) -> bool:
         return not self.low <= 1 <= self.high
+
+
+def cut_in_blocks(rows: Sequence[Row], count: int) -> list[Sequence[Row]]:
+    """Cut rows into blocks of nearly equal length; near rows, which are correlated, fall in one."""
+    ends = [len(rows) * number // count for number in range(count + 1)]
+    return [rows[start:stop] for start, stop in pairwise(ends)]
 
 
 def mean_of(values: Sequence[float], tests: int = 1) -> Mean:

@@ -13,7 +13,7 @@ if __name__ == "__main__":  # torch, interrupted while it is loaded, would have 
 
 import torch
 
-from firecaffe.cluster.handover import end_process, leave_report
+from firecaffe.cluster.handover import end_process, leave_report, report
 from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError, memory_full
 from firecaffe.faults import Fault
 from firecaffe.output import outputs_kept
@@ -48,10 +48,10 @@ def _ended(folder: Path, caller: Caller) -> int:
 
 def _told(error: Exception, caller: Caller) -> int:
     if isinstance(error, FirecaffeError):
-        leave_report(error.last_word, error.fault, error.traceback)
+        exit_code = report(error)
         if isinstance(error, PeerLostError):
-            end_process(error.exit_code)  # a thread may still wait for that rank
-        return error.exit_code
+            end_process(exit_code)  # a thread may still wait for that rank
+        return exit_code
     fault: Fault | None = getattr(error, "fault", None)
     line = str(failed(caller.function, error)) if fault is None else fault.line
     trace = error.__traceback__

@@ -5,7 +5,6 @@ optimizer moves all ranks' weights by their mean. A GradScaler does not call the
 whose gradients are not finite, so calls of its `update` are counted, if there is one.
 """
 
-import json
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from torch import distributed as dist
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed import ProcessGroup
 
-from firecaffe.cluster.agree import agree, copy_from_first
+from firecaffe.cluster.agree import agree
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.group import Group
 from firecaffe.errors import CheckpointError
@@ -45,6 +44,7 @@ from firecaffe.script.script_exchange import (
     leave,
     meet,
     open_exchange,
+    share_network,
 )
 from firecaffe.solvers.outer_optimizer import USUAL, Outer
 from firecaffe.transport.exchange import Exchange
@@ -287,10 +287,8 @@ def average_locally(
     world, per_host = meet(process_group, device, timeout_s)
     words = (every, outer, outer_lr, outer_momentum, inner_momentum, exchange, compressor)
     counted = "calls of step" if scaler is None else "updates of a scaler"
-    shapes = {name: [str(parameter.dtype), *parameter.shape] for name, parameter in trained.items()}
     facts = {"the words of average_locally": str(words), "what average_locally counts": counted}
-    agree(world, {**facts, "the model": json.dumps(shapes)})
-    copy_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
+    share_network(world, model, facts)
     named = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in trained.items()}
     if world.exchange_group is None:
         opened = Exchange(world, find_route("tree", 1, 1))

@@ -4,6 +4,7 @@ Ranks of one host add in shared memory: after the first step, DDP's buckets move
 their views, and are summed in place.
 """
 
+import json
 import os
 import platform
 import sys
@@ -18,10 +19,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import agree, copy_from_first, gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.groups import backend_for, env_int, make_world, meeting
 from firecaffe.cluster.process_settings import non_preempting_threads
@@ -88,6 +89,16 @@ def meet(
     per_host = ranks_per_host(gather_text(world, host_key()))
     size = per_host[0] if len(set(per_host)) == 1 else 1
     return replace(world, local_rank=world.rank % size, local_world_size=size), per_host
+
+
+def share_network(world: Group, network: nn.Module, facts: dict[str, str]) -> None:
+    """Check that all ranks have such a network and the same facts, and give them rank 0's tensors.
+
+    Raises: AgreementError; PeerLostError.
+    """
+    shapes = {name: [str(p.dtype), *p.shape] for name, p in network.named_parameters()}
+    agree(world, {**facts, "the model": json.dumps(shapes)})
+    copy_from_first(world, {**dict(network.named_parameters()), **dict(network.named_buffers())})
 
 
 def leave(world: Group) -> None:

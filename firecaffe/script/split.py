@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from firecaffe.cluster.agree import agree, copy_from_first
 from firecaffe.cluster.from_script import from_script
 from firecaffe.inventory.network_state import check_state
 from firecaffe.parallel.flow import PartGroup
@@ -21,7 +20,7 @@ from firecaffe.script.script_arguments import (
     check_whole_number,
     warn_of_own_state,
 )
-from firecaffe.script.script_exchange import join_launched_world, leave, meet
+from firecaffe.script.script_exchange import join_launched_world, leave, meet, share_network
 from firecaffe.user_code import shown
 
 
@@ -91,13 +90,7 @@ def split_layers(
         raise ArgumentError(
             f"split_layers: {size} ranks cannot hold {num_parts} parts equally; take parts={would}"
         )
-    shapes = {
-        name: [str(parameter.dtype), *parameter.shape]
-        for name, parameter in model.named_parameters()
-    }
-    facts = {"the words of split": json.dumps([chosen, num_parts]), "the model": json.dumps(shapes)}
-    agree(world, facts)
-    copy_from_first(world, {**dict(model.named_parameters()), **dict(model.named_buffers())})
+    share_network(world, model, {"the words of split": json.dumps([chosen, num_parts])})
     group = PartGroup(world, num_parts)
     weakref.finalize(group, leave, world)  # after the last copy of the network
     warn_of_own_state(model, "split_layers", averages=False)

@@ -10,7 +10,6 @@ its rank has given the others over the process group. Others are closed; the wai
 """
 
 import hmac
-import json
 import os
 import secrets
 import select
@@ -25,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import gather_json, gather_text
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost
 from firecaffe.errors import PeerLostError
@@ -59,9 +58,7 @@ def connect_local(
             listener = meeting.enter_context(listening(folder))
         except OSError as error:
             failure = str(error)
-        by_rank = [
-            json.loads(text) for text in gather_text(world, json.dumps([folder, token.hex()]))
-        ]
+        by_rank = gather_json(world, [folder, token.hex()])
         folders, tokens = zip(*by_rank[first : first + size], strict=True)
         hellos = [
             hello(number, bytes.fromhex(other_token)) for number, other_token in enumerate(tokens)
