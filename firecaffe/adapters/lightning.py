@@ -38,7 +38,15 @@ class _ExchangeMixin:
         known = [
             word for word in (*lightning_options, *SIGNATURE.parameters) if word not in NOT_OPTIONS
         ]
-        _check(type(self).__name__, exchange, compressor, words, known)
+        report_uncaught()
+        check_words(exchange, compressor, None)
+        check_known(type(self).__name__, words, ["exchange", "compressor", *known])
+        for word in REFUSED:
+            if words.get(word) is not None:
+                raise RecipeError(
+                    f"{word} cannot go with an exchange, which sums the gradients; for a hook of "
+                    "your own take Lightning's DDPStrategy, on GPUs"
+                )
         super().__init__(**words)
         self._exchange, self._compressor = exchange, compressor
 
@@ -78,17 +86,3 @@ class FabricExchangeStrategy(_ExchangeMixin, FabricDDPStrategy):
 
     def setup_module(self, module: nn.Module) -> DistributedDataParallel:
         return self._wrap(module, self._determine_ddp_device_ids())
-
-
-def _check(
-    name: str, exchange: str, compressor: str, options: dict[str, Any], known: list[str]
-) -> None:
-    report_uncaught()
-    check_words(exchange, compressor, None)
-    check_known(name, options, ["exchange", "compressor", *known])
-    for word in REFUSED:
-        if options.get(word) is not None:
-            raise RecipeError(
-                f"{word} cannot go with an exchange, which sums the gradients; for a hook of your "
-                "own take Lightning's DDPStrategy, on GPUs"
-            )

@@ -8,31 +8,36 @@ call returns, so its marks are over at once.
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class Mark(Protocol):
-    """A place in a device's queue."""
+class Mark:
+    """A place in a device's queue; a CPU has reached it when it is made."""
+
+    def __init__(self) -> None:
+        self.time_s = time.perf_counter()
 
     def is_over(self) -> bool:
         """Whether the device has reached it. Does not wait."""
+        return True
 
     def seconds_after(self, earlier: Any) -> float:
         """Return seconds from an earlier mark to this one; both are over."""
+        return float(self.time_s - earlier.time_s)
 
 
-class Queue(Protocol):
-    """The work of one rank's device: a queue for its step, and one for its exchange."""
+class Queue:
+    """The work of one rank's device: a queue for its step, and one for its exchange; of a CPU."""
 
-    @property
-    def is_async(self) -> bool:
-        """Whether calls return before their work is done."""
+    is_async = False
+    """Whether calls return before their work is done."""
 
     def mark(self) -> Mark:
         """Mark the present place in the queue of the calling thread."""
+        return Mark()
 
     def wait(self, mark: Any) -> None:
         """Let what this thread queues from now on wait for the mark; the host does not wait."""
@@ -40,37 +45,14 @@ class Queue(Protocol):
     @contextmanager
     def beside(self, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
         """Queue the block's work in the exchange's queue; `tensors` come from the current one."""
-
-    def to_host(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor to the host; the copy is complete once a later mark is over."""
-
-
-class _Moment(float):  # its time
-    def is_over(self) -> bool:
-        return True
-
-    def seconds_after(self, earlier: float) -> float:
-        return self - earlier
-
-
-class CpuQueue:
-    is_async = False
-
-    def mark(self) -> Mark:
-        return _Moment(time.perf_counter())
-
-    def wait(self, mark: Mark) -> None:
-        pass
-
-    @contextmanager
-    def beside(self, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
         yield
 
     def to_host(self, tensor: Tensor) -> Tensor:
+        """Copy a tensor to the host; the copy is complete once a later mark is over."""
         return tensor.clone()
 
 
-class _Event:
+class _Event(Mark):
     def __init__(self) -> None:
         self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self.event.record()
@@ -82,7 +64,7 @@ class _Event:
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 
 
-class GpuQueue:
+class GpuQueue(Queue):
     """The current stream of a GPU, and one for the exchange."""
 
     is_async = True
@@ -109,4 +91,4 @@ class GpuQueue:
 
 
 def queue_of(device: torch.device) -> Queue:
-    return GpuQueue(device) if device.type == "cuda" else CpuQueue()
+    return GpuQueue(device) if device.type == "cuda" else Queue()

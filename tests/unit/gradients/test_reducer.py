@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.threads import ExchangeThreads
 from firecaffe.gradients.totals import covered_s
 from firecaffe.transport.exchange import Exchange
-from firecaffe.transport.queue import CpuQueue
+from firecaffe.transport.queue import Queue
 
 WAIT_S = 300.0
 
@@ -223,7 +223,7 @@ def threads_of(backend: str) -> ExchangeThreads:
     named = SimpleNamespace(name=lambda: backend)
     group = SimpleNamespace(_get_backend=lambda _: named)
     world = Group(0, 2, CPU, exchange_group=cast(ProcessGroup, group))
-    return ExchangeThreads(world, 2, CPU, cast(Any, CpuQueue()))
+    return ExchangeThreads(world, 2, CPU, Queue())
 
 
 @pytest.mark.parametrize("backend", [*ORDERED, "gloo"])

@@ -20,7 +20,7 @@ from firecaffe.errors import NotFiniteError
 from firecaffe.tasks import TaskConfig, task_of
 from firecaffe.training.modes.every_step import EveryStep
 from firecaffe.training.outcome import Outcome, StepMarks, StepResult
-from firecaffe.transport.queue import CpuQueue
+from firecaffe.transport.queue import Mark, Queue
 from tests.kit.training_steps import CONFIG, Worker
 
 STEPS, RATE = 5, 0.2
@@ -180,20 +180,21 @@ def test_dropout_is_a_function_of_step_and_micro_batch(make: Make) -> None:
 READS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__")
 
 
-class Place(float):
+class Place(Mark):
     """A mark that the device gets to when it is told to."""
 
-    device: "Behind"
+    def __init__(self, number: int, device: "Behind") -> None:
+        self.time_s, self.device = float(number), device
 
     def is_over(self) -> bool:
-        return self <= self.device.done
+        return self.time_s <= self.device.done
 
-    def seconds_after(self, earlier: float) -> float:
+    def seconds_after(self, earlier: Any) -> float:
         assert self.is_over()
-        return self - earlier
+        return super().seconds_after(earlier)
 
 
-class Behind(CpuQueue):
+class Behind(Queue):
     """A CPU that is taken for a device which has done nothing until it catches up."""
 
     is_async = True
@@ -203,12 +204,10 @@ class Behind(CpuQueue):
 
     def mark(self) -> Place:
         self.queued += 1
-        place = Place(self.queued)
-        place.device = self
-        return place
+        return Place(self.queued, self)
 
     def get_to(self, mark: Any) -> None:
-        self.done = mark
+        self.done = mark.time_s
 
 
 class _Scalars(TorchDispatchMode):  # type: ignore[no-untyped-call]
