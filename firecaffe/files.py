@@ -196,13 +196,11 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def private_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Make a folder for temporary files, and remove it after the block. Raises OSError.
+    """Make a locked folder for temporary files, in `parent` or the system's, for the block.
 
-    It is in `parent`, or the system's folder for such files.
-
-    It is locked, because systemd removes unlocked folders after ten days (tmpfiles.d(5)). Unlocked
-    folders that killed processes of this host have left are removed here; on a shared file system,
-    locks of other hosts may not be visible.
+    systemd removes unlocked ones after ten days (tmpfiles.d(5)). Those that killed processes of
+    this host have left are removed here; a shared file system may not show locks of other hosts.
+    Raises: OSError.
     """
     host = hashlib.sha256(socket.gethostname().encode()).hexdigest()[:6]
     prefix = f"{prefix}{host}-"
@@ -231,13 +229,11 @@ def _remove_unlocked(folder: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until a file's content is on the disk."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until a folder's names are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -278,7 +274,6 @@ def _restored_on_error(path: Path) -> Iterator[None]:
 
 
 DAMAGED = (OSError, tarfile.TarError, ValueError, OverflowError, LookupError, RecursionError)
-"""The errors that `tarfile` raises for a damaged file."""
 
 EXTENDED = (
     tarfile.GNUTYPE_LONGNAME,

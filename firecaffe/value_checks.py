@@ -95,7 +95,6 @@ def check_types(recipe: Any) -> None:
 
 
 def check_section_types(section: str, config: Any) -> None:
-    """Raise RecipeError if a field of a section does not fit its type."""
     for word, annotation in _hints(config.__class__).items():
         value = getattr(config, word)
         wanted = _wanted(value, annotation)

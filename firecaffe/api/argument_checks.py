@@ -1,4 +1,7 @@
-"""Checks of single arguments of functions and commands, each named as its caller typed it."""
+"""Checks of single arguments of functions and commands, each named as its caller typed it.
+
+Each raises RecipeError.
+"""
 
 from collections.abc import Sequence
 from math import inf
@@ -13,12 +16,10 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def wrong(name: str, value: object, right: str) -> RecipeError:
-    """Return the error of an argument: what it is, and what it must be."""
     return RecipeError(f"{option(name)} is {value}; it must be {right}")
 
 
 def check_count(name: str, value: Any, least: int, most: int | None = None) -> None:
-    """Raise RecipeError if an argument is no whole number from `least` to `most`."""
     if type(value) is not int or value < least:
         raise wrong(name, shown(value), f"at least {least}, a whole number")
     if most is not None and value > most:
@@ -26,20 +27,17 @@ def check_count(name: str, value: Any, least: int, most: int | None = None) -> N
 
 
 def check_number(name: str, value: Any) -> None:
-    """Raise RecipeError if an argument is no finite number."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not -inf < value < inf:
         raise wrong(name, shown(value), "a number")
 
 
 def check_device(value: Any) -> None:
-    """Raise RecipeError if the argument `device` names none."""
     if value not in DEVICES:
         raise wrong("device", shown(value), ", ".join(DEVICES))
 
 
 def path_of(name: str, value: Any) -> Path:
-    """Return an argument that is a path. Raises: RecipeError if it is none."""
     # No system's path has a NUL; Python would report one as a ValueError.
     if not isinstance(value, str | Path) or not str(value) or "\0" in str(value):
         raise RecipeError(f"{option(name)} is {shown(value)}; expected a path")
@@ -47,7 +45,7 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def paths_of(name: str, value: Any) -> list[Path]:
-    """Return an argument that is a path or several. Raises: RecipeError if it is none."""
+    """Return an argument that is a path or several, as a list."""
     several = [value] if isinstance(value, str | Path) else value
     if not isinstance(several, Sequence):
         raise RecipeError(f"{option(name)} is {shown(value)}; expected a path, or several")
@@ -55,7 +53,7 @@ def paths_of(name: str, value: Any) -> list[Path]:
 
 
 def commas(name: str, value: Any) -> str:
-    """Return the text of an argument, [1, 2] as "1,2". Raises: RecipeError."""
+    """Return the text of an argument, [1, 2] as "1,2"."""
     several = [value] if isinstance(value, str | Path | int | float) else value
     if not isinstance(several, Sequence) or not all(
         isinstance(part, str | Path | int | float) and not isinstance(part, bool)
@@ -66,14 +64,13 @@ def commas(name: str, value: Any) -> str:
 
 
 def filled(name: str, text: str) -> str:
-    """Return a text that must not be empty. Raises: RecipeError."""
     if not text:
         raise RecipeError(f"{option(name)} is empty; give it a value, or leave it out")
     return text
 
 
 def refuse_beside(what: str, **given: Any) -> None:
-    """Raise RecipeError if an argument is given that has no effect beside `what`."""
+    """Refuse arguments that have no effect beside `what`."""
     for name, value in given.items():
         if value:
             raise RecipeError(f"{option(name)} has no effect beside {what}; leave one of them out")

@@ -80,7 +80,6 @@ def main(argv: list[str] | None = None, loaded: Loaded = lambda: None) -> int:
 
 
 def _ended(argv: list[str], loaded: Loaded) -> int:
-    """Run a command, report an error, and return the exit code."""
     try:
         exit_code = _run(argv, loaded)
         sys.stdout.flush()
@@ -99,7 +98,6 @@ def _ended(argv: list[str], loaded: Loaded) -> int:
 
 
 def _told(error: BaseException) -> int:
-    """Report an error to the user, and return its exit code."""
     if isinstance(error, FirecaffeError):
         return report(error)
     if isinstance(error, OSError) and getattr(error, "fault", None) is None:
@@ -171,9 +169,7 @@ def _fail(message: str, exit_code: int, fault: Fault | None = None, own_tracebac
 
 
 def _fail_with_traceback(error: BaseException) -> int:
-    """Report an unexpected error with its traceback. If user code raised it, the line comes first,
-    and then only the part of the traceback after firecaffe's last frame.
-    """
+    """Report an unexpected error; of user code the line, then the traceback after firecaffe."""
     own = own_traceback(error)
     if not own:
         traceback.print_exc()

@@ -89,9 +89,7 @@ def start(argv: list[str]) -> None:
 
 
 def _check_is_over(folder: Path) -> None:
-    """Raise RankFailedError if ranks have ended with code 0 in the middle of a run, for example
-    because user code ended its process.
-    """
+    """Raise RankFailedError if ranks have ended with code 0 in mid-run, as user code may."""
     if (folder / "result.json").is_file():
         return
     what = "ended with code 0 before the run was over"
@@ -101,7 +99,6 @@ def _check_is_over(folder: Path) -> None:
 
 
 def _check_joins_alone(typed: Iterable[str]) -> None:
-    """Raise RecipeError if --join comes with options that start a run."""
     of_start = {*OF_OUR_LAUNCHER, *START_OPTIONS} - {"--secret-file"}
     others = {option.partition("=")[0] for option in typed} & of_start
     if others:

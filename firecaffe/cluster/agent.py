@@ -1,10 +1,9 @@
 """torch's elastic agent, with rank processes that it starts, watches and ends itself.
 
 The base class meets the agents of other hosts, numbers the ranks and restarts them together. This
-agent reports the rank that failed first, does not restart after an error that a restart cannot fix,
-and drops ranks that rank 0 continues without (`cluster.lost_ranks`). It queries the launchers'
-store in another thread, so that it can always handle signals. torch documents the methods that are
-overridden here, though their names begin with an underscore.
+one reports the rank that failed first, restarts for no error that would recur, and drops ranks that
+rank 0 continues without. It queries the launchers' store in another thread, so that it can always
+handle signals. torch documents the methods that are overridden here.
 """
 
 import os
@@ -65,7 +64,7 @@ MEETING_S = PATIENCE_S + 60.0
 """Seconds for launchers to meet; torch's rendezvous gives up sooner if its store answers."""
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""The signals that the agent passes on to its ranks."""
+"""Signals that are passed on to the ranks."""
 
 HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
 """Exit codes of errors that would recur after a restart; see errors.py."""
@@ -104,8 +103,7 @@ class FaultAgent(SimpleElasticAgent):
     ) -> None:
         """Run the ranks of `spec`, whose handler is a Rendezvous.
 
-        reports: a folder for the ranks' final reports. is_elastic: other hosts may leave, and this
-        one continues without them.
+        reports: a folder for the ranks' final reports. is_elastic: other hosts may leave.
         """
         super().__init__(spec)
         self.reports, self.callbacks, self.aside = reports, callbacks, aside

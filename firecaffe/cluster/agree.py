@@ -141,10 +141,7 @@ def ranks_that_differ(world: Group, text: str) -> list[int]:
 
 
 def agree(world: Group, facts: dict[str, str]) -> None:
-    """Check that all ranks state the same facts.
-
-    Raises: AgreementError on every rank, about the first fact that differs.
-    """
+    """Check that all ranks state the same facts. Raises: AgreementError, on all."""
     stated = gather_json(world, facts)
     for what in facts:
         values = [str(by_rank.get(what)) for by_rank in stated]

@@ -99,7 +99,6 @@ def repeated(call: Callable[[], object], every_s: float) -> Iterator[None]:
 
 
 def _settle(future: Future[T], call: Callable[[], T]) -> None:
-    """Make a call, and give what it returns or raises to a future."""
     try:
         future.set_result(call())
     except BaseException as error:

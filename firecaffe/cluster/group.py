@@ -1,8 +1,7 @@
 """Groups of ranks that move data among themselves, such as the world, and a count of the bytes.
 
-A rank may be in several groups: in a mesh, it is in the row over which gradients are summed, and in
-the column over which a layer is split. All ranks must make groups in the same order, and use them
-in the same order; otherwise two ranks may wait for each other.
+All ranks must make groups in the same order, and use them in the same order; otherwise two ranks
+may wait for each other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -94,7 +93,6 @@ class Group:
 
     @property
     def place(self) -> RankProgress:
-        """This rank's progress."""
         return self.watch.place
 
     @property

@@ -125,7 +125,7 @@ class Groups:
     """Whether torch.distributed was initialized for these groups."""
 
     def leave(self, is_lost: bool = False) -> None:
-        """Destroy the groups, and the world if it was made for them; `is_lost` as in `destroy`."""
+        """Destroy the groups, and the world if it was made for them."""
         groups = (self.main, self.exchange)
         if self.made_world:
             if is_lost:

@@ -118,7 +118,7 @@ HANDED = "FIRECAFFE_HANDED"
 
 
 def hand(value: object, folder: Path) -> dict[str, str]:
-    """Write a value for ranks into the launcher's private folder; return the ranks' variables."""
+    """Write a value for ranks into a private folder; return the ranks' variables."""
     if value is None:
         return {HANDED: ""}
     path = folder / "handed"
@@ -127,6 +127,5 @@ def hand(value: object, folder: Path) -> dict[str, str]:
 
 
 def handed() -> object:
-    """Return the value that this rank's launcher has handed to it, if any."""
     path = os.environ.get(HANDED)
     return pickle.loads(Path(path).read_bytes()) if path and LAUNCHED in os.environ else None

@@ -1,11 +1,10 @@
 """The hosts of a run: where their launchers meet, and how they end together.
 
-A launcher whose ranks are done sets a key in the launchers' store, and waits for the others. A lost
-host sets no key, so hosts without a sign of life in torch's rendezvous for some seconds are not
-waited for. The launcher that holds the store ends last; else torch warns of a lost store.
+A launcher whose ranks are done sets a key in the launchers' store, and waits for the hosts that
+show signs of life in torch's rendezvous. The one that holds the store ends last; else torch warns.
 
-torch unpickles what it finds in that store, so every value is signed (`cluster.secret`). torch's
-store would listen at all addresses, so it gets our listener: on a single host, at the loopback.
+torch unpickles what it finds in that store, so every value is signed (`cluster.secret`). Its store
+would listen at all addresses, so it gets our listener: on a single host, at the loopback.
 """
 
 import errno
@@ -104,7 +103,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def check_hosts_options(hosts: Hosts) -> None:
-    """Check the hosts' options, port and names. Raises: RecipeError, LaunchError."""
+    """Raise RecipeError or LaunchError if the hosts' options, port or names are wrong."""
     if hosts.is_one:
         if hosts.rdzv_endpoint or hosts.rdzv_id:
             raise RecipeError(
@@ -206,7 +205,6 @@ class ExitAgreement:
         return host in self._there()
 
     def leave(self) -> None:
-        """Report that this host is done, and wait for the others."""
         self._store.set(self._key(self._here), "")
         until = time.monotonic() + TOGETHER_S
         while time.monotonic() < until:
@@ -289,7 +287,7 @@ class Rendezvous(DynamicRendezvousHandler):
         return self._state_holder.state.participants  # torch (2.13) has no public name for them
 
     def hosts_of_attempt(self) -> frozenset[Any]:
-        """Return the hosts that met last, each by a name that no other launcher has."""
+        """Return the hosts that met last, each by a name of its own."""
         return frozenset(self.participants)
 
     def hosts_there(self) -> set[int]:

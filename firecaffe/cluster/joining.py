@@ -40,15 +40,12 @@ class JoinRequest:
 
 
 class JoinServer:
-    """Rank 0's side of joining."""
-
     def __init__(self, store: Store, attempt: int, *, one_host: bool) -> None:
         """Use a client of the launchers' store. one_host: workers of other hosts cannot join."""
         self._store, self._attempt, self._one_host = store, attempt, one_host
         self._count = 0
 
     def open(self, facts: dict[str, Any]) -> None:
-        """Accept workers from now on, and give them these facts."""
         self._store.set(door_key(self._attempt), json.dumps(facts))
 
     def next(self) -> JoinRequest | None:
@@ -75,18 +72,14 @@ class JoinServer:
             return accept(listener, described.key, {rank}, time.monotonic() + COME_S)[rank]
 
     def store_of(self, comer: JoinRequest) -> Store:
-        """Return the store of rank 0 and this worker only."""
         return own_store(self._store, self._attempt, comer.number)
 
     def close(self) -> None:
-        """Accept no more workers."""
         self._store.set(door_key(self._attempt), "")
 
 
 @dataclass(frozen=True)
 class JoinedPlace:
-    """The rank and connections that a joining worker got."""
-
     rank: int
     hosts: list[str]
     """The hosts of all earlier ranks, then this worker's."""
@@ -96,8 +89,6 @@ class JoinedPlace:
 
 
 class JoinClient:
-    """The joining worker's side."""
-
     def __init__(self, place: str, timeout_s: float) -> None:
         """Find a run by HOST:PORT of its launchers' store. Raises: RecipeError, LaunchError."""
         self._where, self._timeout = place, timedelta(seconds=timeout_s)

@@ -86,11 +86,10 @@ def launch(
 ) -> list[Path]:
     """Run `python -m MODULE ARGUMENTS` as this host's ranks of one world.
 
-    On rank 0's host, return the run folders of their trainings. advice: the end of the message if a
-    signal ends the ranks. settle: called with every fault. for_ranks: the value of `handed`.
-
-    Raises: RecipeError or LaunchError if the ranks cannot start or meet; RankFailedError for the
-    rank that failed first; PreemptedError if all have stopped as they were asked to.
+    On rank 0's host, return the run folders of their trainings. advice: ends the message after a
+    signal. settle: called with every fault. for_ranks: the value of `handed`. Raises: RecipeError
+    or LaunchError if the ranks cannot start or meet; RankFailedError for the rank that failed
+    first; PreemptedError if all have stopped as they were asked to.
     """
     check_hosts_options(hosts)
     check_memory(hosts.nproc_per_node)

@@ -1,9 +1,9 @@
 """The links over which ranks watch each other: few per rank, even if there are many ranks.
 
-The first rank of each host represents its host. These first ranks form a tree, and the ranks of one
-host form a tree below their first rank. A rank also has a link to its grandparent, and the root's
-children have links to their next siblings. So messages get around a rank that is lost or silent. No
-link bypasses the first rank of a host, but each side notices by itself that this rank is lost.
+The first ranks of hosts form a tree, and the ranks of one host form a tree below their first rank.
+A rank also has a link to its grandparent, and the root's children have links to their next
+siblings, so that messages get around a rank that is lost or silent. No link bypasses the first rank
+of a host, but each side notices by itself that this rank is lost.
 
 If rank 0 continues without lost ranks, two lost ranks in a row would cut off all ranks below them.
 So each rank then has a single link, to rank 0.
@@ -130,12 +130,10 @@ def connect_ranks(
     one_host: bool,
     shape: Shape = links_of,
 ) -> tuple[list[str], dict[int, socket.socket]]:
-    """Connect this rank with its linked ranks. All ranks must call it.
+    """Connect this rank with its linked ranks. All ranks call it; the store is theirs only.
 
-    Return the host names and the sockets, by rank. The store belongs to these ranks only.
-
-    Raises: LaunchError about a rank that cannot be reached, or does not come; RuntimeError of the
-    store's.
+    Return the hosts' names, and the sockets, by rank. Raises: LaunchError about a rank that cannot
+    be reached, or does not come; RuntimeError of the store's.
     """
     deadline = time.monotonic() + timeout_s
     with listen(one_host) as listener:
@@ -177,10 +175,9 @@ def _share(
 
 
 def _wait(store: Store, keys: list[str], deadline: float) -> list[str]:
-    """Wait for keys until the deadline. Return those that the store does not have.
+    """Wait for keys until the deadline; return those that the store does not have.
 
-    The wait is cut into turns. Ranks once waited to the end although no rank was known to be lost;
-    if the store's answer gets lost, that now costs one turn.
+    It waits in turns: if the store's answer gets lost, that costs one turn.
     """
     while True:
         left_s = max(deadline - time.monotonic(), 0.0)

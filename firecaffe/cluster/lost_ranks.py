@@ -28,7 +28,6 @@ class LossReporter:
     """Rank 0's reports of losses, written in a thread, because the store may be out of reach."""
 
     def __init__(self, store: Store, attempt: int) -> None:
-        """Use the launchers' store."""
         self._store, self._attempt, self._count = store, attempt, 0
         self._calls = Calls("launchers")
         self._set(goes_on_key(attempt), "yes")
@@ -80,7 +79,6 @@ def lost_key(attempt: int, number: int) -> str:
 
 
 STORE_S = 1.0
-"""Seconds for the store to answer."""
 
 PATIENCE_S = 60.0
 """Seconds for which the store may be silent while the end of all ranks depends on it."""

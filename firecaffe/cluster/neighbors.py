@@ -27,10 +27,8 @@ parting says that another rank has said goodbye. Faults and partings are passed 
 """
 
 MAX_BYTES = 40 * MAX_TEXT
-"""Most bytes of a message's text."""
 
 NOBODY = (1 << 32) - 1
-"""The number that stands for no rank."""
 
 
 @dataclass
@@ -199,7 +197,6 @@ SETTLE_S = 0.2
 class LossJudge:
     rank: int
     hosts: Sequence[str]
-    """The name of each rank's host, by rank."""
     silent_s: float
     place: RankProgress
     neighbors: Mapping[int, Neighbor]

@@ -99,10 +99,10 @@ _TURN = threading.RLock()
 
 @contextmanager
 def exclusive_in_process(what: str) -> Iterator[None]:
-    """Let one thread at a time into blocks that change what all threads share.
+    """Let one thread at a time into blocks that change what all threads share; it may enter again.
 
-    That thread may enter again: a metric or a plug-in may evaluate within a training. what: the
-    call's name, for the message. Raises: RecipeError if another thread is in such a block.
+    what: the call's name, for the message. Raises: RecipeError if another thread is in such a
+    block.
     """
     if not _TURN.acquire(blocking=False):
         raise RecipeError(
@@ -118,11 +118,10 @@ def exclusive_in_process(what: str) -> Iterator[None]:
 
 @contextmanager
 def non_preempting_threads() -> Iterator[None]:
-    """Let threads that this one starts in the block, such as Gloo's, preempt no other thread.
+    """Let threads that start in the block, such as Gloo's, preempt no other thread.
 
-    They still share the cores with threads that compute. Gloo's thread spins on a lock. If it has
-    preempted the sender that holds the lock, on the same core, it spins until its time slice ends:
-    a sum of 4 KB over a ring then takes 5 ms, not 0.2.
+    Gloo's thread spins on a lock. If it has preempted the sender that holds it, on the same core,
+    it spins until its time slice ends: a sum of 4 KB over a ring then takes 5 ms, not 0.2.
     """
     # On Linux, 0 is this thread, and a new thread inherits its starter's policy.
     with ExitStack() as after:
@@ -135,7 +134,6 @@ def non_preempting_threads() -> Iterator[None]:
 
 @contextmanager
 def compute_threads(count: int) -> Iterator[None]:
-    """Let torch compute with `count` threads in the block, and restore their number after it."""
     import torch
 
     before = torch.get_num_threads()

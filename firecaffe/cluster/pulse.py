@@ -1,12 +1,12 @@
 """A small process next to a rank that sends beats while the rank itself cannot.
 
-A rank's watch is a thread, which waits for the interpreter's lock; one call into C may hold the
-lock for minutes while the rank is well. This process sends a fixed message over the same sockets,
-unless the kernel says that the rank is stopped. So if a rank is silent, it or its host is stopped.
+A rank's watch is a thread, which waits for the interpreter's lock, and one call into C may hold
+that for minutes. This process sends a fixed message over the same sockets, unless the kernel says
+that the rank is stopped. So if a rank is silent, it or its host is stopped.
 
-Both write to one socket. Before a message, the writer takes a lock on the socket, called the turn,
-and keeps it until the kernel has accepted all bytes; otherwise messages would mix. The process runs
-this file alone, so the file imports only a few modules of the standard library.
+Before a message, the writer takes a lock on the socket, called the turn, and keeps it until the
+kernel has accepted all bytes; otherwise messages would mix. The process runs this file alone, so
+the file imports only a few modules of the standard library.
 """
 
 import ctypes

@@ -184,8 +184,6 @@ class RankFailure(ProcessFailure):
 
 @dataclass(frozen=True)
 class ProcessState:
-    """The state of one of this host's processes, as its launcher sees it."""
-
     has_ended: bool
     is_stopped: bool
     failure: RankFailure | None = None
@@ -194,8 +192,6 @@ class ProcessState:
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A process in its own session, and the file with its final report."""
-
     local_rank: int
     process: subprocess.Popen[bytes]
     report: Path

@@ -8,10 +8,9 @@ torch's store answers everybody who reaches its port. So an HMAC-SHA256 (RFC 210
 over key and value, precedes each value: none can be forged or moved to another key. A stranger can
 still remove values, restore an earlier one, or change a count.
 
-In a handshake, neither end shows the key. The listener sends a challenge, and the caller answers
-with its own. Each then sends an HMAC-SHA256 over both challenges, the caller's rank and the
-sender's role (mutual authentication by a keyed check function, ISO/IEC 9798-4, in three passes).
-Strangers delay nobody, and their connections are closed.
+In a handshake, neither end shows the key: each sends a challenge, and an HMAC-SHA256 over both, the
+caller's rank and the sender's role (mutual authentication by a keyed check function, ISO/IEC
+9798-4, in three passes). Strangers delay nobody, and their connections are closed.
 """
 
 import hmac

@@ -1,12 +1,11 @@
 """Watches over the ranks that this one is linked with, and agrees with all on a lost rank.
 
-A thread sends beats with this rank's step to its neighbors (`cluster.links`), and judges by what
-it receives. A process beats as well, because a call that holds the interpreter's lock stops the
-thread. A rank is *gone* if its socket closes without a goodbye; *frozen* if it is silent while its
-host acknowledges beats; *unreachable* if its host does not; *stuck* if it beats, but is behind
-others that waited for it until an exchange timed out. A rank that comes to a verdict, or fails by
-itself, sends the fault to its neighbors, which pass it on, so that all ranks end with the same
-message. Beats also measure round trips, which a run records for its links.
+A thread sends beats with this rank's step to its neighbors (`cluster.links`), and judges by what it
+receives; a process beats as well, since a call may hold the interpreter's lock. A rank is *gone* if
+its socket closes without a goodbye; *frozen* if it is silent while its host acknowledges beats;
+*unreachable* if its host does not; *stuck* if it beats, but is behind others that waited for it
+until an exchange timed out. The first verdict, or a rank's own fault, is passed on by all, so that
+all ranks end with the same message. Beats also measure round trips.
 """
 
 import selectors
@@ -70,9 +69,7 @@ class Watch:
 
     def __init__(self, hosts: Sequence[str] = ()) -> None:
         self.hosts = list(hosts) or [socket.gethostname()]
-        """The host of each rank."""
         self.place = RankProgress()
-        """This rank's progress, which the others see."""
 
     @property
     def fault(self) -> Fault | None:
@@ -259,7 +256,6 @@ class PeerWatch(Watch):
                 end_process(self._fault.exit_code)
 
     def _look(self, now: float) -> None:
-        """Come to a verdict, if one is due."""
         self._is_one_gone = any(
             neighbor.gone_s is not None for neighbor in self._neighbors.values()
         )

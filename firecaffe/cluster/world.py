@@ -69,7 +69,6 @@ class World(Group):
     store: Store = field(default_factory=HashStore)
     """The launcher's store, which outlives the ranks; if it has none, one of this rank's own."""
     attempt: int = 0
-    """The number of this attempt, from a launcher that restarts ranks."""
 
     @property
     def host(self) -> str:
@@ -99,8 +98,8 @@ def join(
 ) -> Iterator[World]:
     """Join the existing world, else the environment's; leave it at the end. Raises: LaunchError.
 
-    timeout_s: how long a rank waits for others. silent_s: the silence after which a rank is given
-    up. shape: the links of the watch; with `star_of` rank 0 can continue without others.
+    A rank waits for others for `timeout_s`, and gives up one that is silent for `silent_s`. shape:
+    the links of the watch; with `star_of` rank 0 can continue without others.
     """
     # Groups that are made in the block read this variable, too.
     with variables_kept(GLOO_INTERFACE), _join(device, timeout_s, silent_s, shape) as world:
@@ -183,9 +182,8 @@ def run_pulse(sockets: Iterable[socket.socket], silent_s: float) -> Iterator[Non
 def peers_may_be_lost(world: Group, runs_user_code: bool = False) -> Iterator[None]:
     """Turn a process group's errors in the block into PeerLostError, about the lost rank if known.
 
-    The block holds only a group's calls: other errors would be reported as a lost rank. If it also
-    runs a user's communication hook (`runs_user_code`), only errors whose text shows a group
-    count.
+    The block holds only a group's calls. If it also runs a user's communication hook
+    (`runs_user_code`), only errors whose text shows a group count.
     """
     try:
         yield

@@ -96,7 +96,6 @@ class MeasuredCluster:
     slowdown: float
     """The slowdown of computing during an exchange; see `planner.cluster.Device`."""
     shares_memory: bool = False
-    """Whether the measured exchanges added in shared memory within hosts."""
 
 
 def findings(found: MeasuredCluster) -> list[str]:

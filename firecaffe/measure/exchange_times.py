@@ -109,8 +109,8 @@ def time_exchanges(
     """Time each algorithm, then each encoder, at each size; all ranks must call this.
 
     Sizes are multiples of 4 bytes. Making a schedule is not timed. local: the ranks of this host,
-    if they are to share memory. Raises: PeerLostError; NotIdenticalError, on every rank and before
-    any time is shown, if a sum is wrong.
+    if they share memory. Raises: PeerLostError; NotIdenticalError, on every rank, if a sum is
+    wrong.
     """
     coded = {} if encoders is None else encoders
     routes: dict[str, Route] = {}
@@ -273,7 +273,6 @@ class NodePerRank:
         return self._flat[:num_elements]
 
     def all_reduce(self, vector: Tensor, lane: int = 0) -> None:
-        """Sum in place. vector: the one that `empty` returned last."""
         before = self._wire.world.traffic.sent_bytes or 0
         total = self._compressor.reduce(0, [(self._rank, self._flat)], self._wire)
         vector.copy_(total[: self._num_elements])

@@ -113,7 +113,7 @@ def formats(
     """Return images per second from cold storage, for the same images as files and as shards.
 
     Both are written anew, because caches below the system would favor what was written last. shape:
-    that of raw images; empty for encoded images.
+    of raw images, else empty.
     """
     rates = {}
     for name, write in (("a folder of files", _as_folder), ("packed", _as_shards)):

@@ -96,9 +96,9 @@ def checks_bits(route: Route, num_elements: int) -> bool:
 def check_exchanges(world: World, make: Callable[[int], SumsByName], sizes: Sequence[int]) -> None:
     """Compare every sum with the true sum, for every number of float32 elements in `sizes`.
 
-    make: makes the sums for a number of elements. Exchanges in tree order must also give the tree's
-    bits, if vectors are small. Encoded sums must be within their bound, equal on all ranks and, if
-    small, equal to a single process's. Raises: PeerLostError; NotIdenticalError on every rank.
+    make: makes the sums for a number of elements. Small sums in tree order must have the tree's
+    bits. Encoded ones must be within their bound, equal on all ranks and, if small, to a single
+    process's. Raises: PeerLostError; NotIdenticalError on every rank.
     """
     fault = ""
     for num_elements in sizes:

@@ -121,9 +121,9 @@ def _name_lookup_s() -> float:
 
 
 def links_of(world: World, places: Sequence[object], say: Callable[[str], None]) -> list[PairLink]:
-    """Measure links between hosts, and one inside a host; all ranks receive all results.
+    """Measure links between hosts, by one rank of each, and one inside a host; all get all results.
 
-    places: the place (host) of each rank. One rank of each host measures.
+    places: the place (host) of each rank.
     """
     firsts = [rank for rank, place in enumerate(places) if place not in places[:rank]]
     turns = tournament(firsts)

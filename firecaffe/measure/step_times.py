@@ -1,8 +1,8 @@
 """Times steps of a recipe on this device, with the same parts as a training.
 
-No other worker takes part, except in an exchange whose result is not used. The planner uses the
-times of a micro-batch's forward and backward, of fetching it, and of the update. torch's profiler
-splits the first by type of layer.
+The planner uses the times of a micro-batch's forward and backward, which torch's profiler splits by
+type of layer, of fetching it, and of the update. No other worker takes part, except in an exchange
+whose result is not used.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ RATE = 1e-6
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The times of steps of one micro-batch size, as samples in seconds of one micro-batch."""
+    """Samples of one micro-batch's times, in seconds."""
 
     micro_batch_size: int
     micro_batches: int

@@ -16,7 +16,6 @@ NUMBERS = {
     ASYNCHRONOUS: ("gradients_per_update", "c"),
     LOCAL: ("local_steps", "H"),
 }
-"""The entry of each mode that matters most, and its letter."""
 
 
 def mode_of(run: TableRun) -> str:
@@ -78,15 +77,13 @@ class Point:
     """Time of steps, without evaluations and checkpoints; None if the run continues another one."""
     samples: int
     sent_bytes: float | None
-    """Bytes of gradients (with a server, also weights) from all ranks; None if unknown."""
+    """From all ranks; with a server, weights too. None if unknown."""
     value: float | None
     """The loss or the metric; None if it was not finite."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The training loss, as means over MAX_POINTS groups of steps or fewer, and the metric."""
-
     loss: list[Point]
     metric: list[Point]
 

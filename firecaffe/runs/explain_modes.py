@@ -59,7 +59,7 @@ class ServedRank:
     idle: float | None
     """The share of the time in which the rank neither fetched nor computed."""
     pulled_bytes: int | None
-    """The weights that all its learners received; `pushed_bytes`: the gradients that they sent."""
+    """Weights that its learners received, and gradients that they sent."""
     pushed_bytes: int | None
 
 

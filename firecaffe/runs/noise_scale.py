@@ -1,11 +1,11 @@
 """The gradient noise scale: the batch size at which a gradient's noise is as large as itself.
 
 B_simple = tr(Σ) / |G|², with the gradient G of the loss and the covariance Σ of a sample's
-gradient. The squared norm of a mean over n samples has the expectation |G|² + tr(Σ) / n. So the
-norms at two batch sizes, a micro-batch and a batch, give both terms without bias. Each is averaged
-over the measured steps, with exponential weights, before the division.
+gradient. The squared norm of a mean over n samples has the expectation |G|² + tr(Σ) / n, so the
+norms at two batch sizes give both terms without bias. Each is averaged over the measured steps,
+with exponential weights, before the division. It is a rough scale: forecasts of epochs from it
+alone were 2 to 8 times off.
 
-It is a rough scale: forecasts of epochs from it alone were 2 to 8 times off.
 Source: McCandlish, Kaplan, Amodei et al. 2018, "An Empirical Model of Large-Batch Training",
 appendix A.1. The band is Fieller's interval for a ratio (1954), over blocks of consecutive steps,
 with Student's quantile by Abramowitz and Stegun, 26.7.5.
@@ -24,12 +24,10 @@ from firecaffe.runs.statistics import cut_in_blocks
 from firecaffe.schema import read_rows
 
 FEWEST = 4
-"""The fewest measured steps that give a scale."""
 
 MAX_BLOCKS = 16
 
 CONFIDENCE = 0.8
-"""The share of bands that hold the true scale."""
 
 MAX_SAMPLES = 1e12
 """A larger scale counts as unknown."""
@@ -43,9 +41,8 @@ So the later half has 80 % of the weight: the scale grows while a network learns
 
 class GradientNorms(NamedTuple):
     step: int
-    """Counted from 1."""
     micro_batch: float
-    """The mean of the squared norms of the micro-batches' gradients."""
+    """Mean of the squared norms of the micro-batches' gradients."""
     batch: float
     """The squared norm of their mean."""
 
@@ -58,11 +55,9 @@ class NoiseScale:
     high: float | None
     """The end of the 80 % band; None if there is none."""
     steps: list[int]
-    """The measured steps, counted from 1."""
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Return the numbers that are known, as a row of metrics has them."""
         known = {"": self.samples, "_low": self.low, "_high": self.high}
         return {f"noise_scale{end}": value for end, value in known.items() if value is not None}
 

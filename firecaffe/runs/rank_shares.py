@@ -32,9 +32,8 @@ class RankShares:
 
     micro_batches: list[int]
     seconds: list[float]
-    """The median time of a micro-batch, without the first step."""
+    """Median of a micro-batch, without the first step."""
     balanced: list[int]
-    """The counts that give the shortest step, by these seconds."""
     saved: float
     """The share of a step's time that the balanced counts would save."""
     who: str = "ranks"
@@ -58,7 +57,7 @@ def shares_of(
 ) -> RankShares | None:
     """Return the shares of a run; None for one rank or row, or if its timings lack them.
 
-    A row takes as long as its slowest rank, including waits for others of the row. Raises RunError.
+    A row takes as long as its slowest rank. Raises RunError.
     """
     of_ranks = [rows for rows in timings.values() if rows]
     is_told = all(timing.get("micro_batches") for rows in of_ranks for timing in rows)

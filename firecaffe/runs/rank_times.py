@@ -77,10 +77,9 @@ MIN_TRIPS = 3
 Step = TypeVar("Step")
 
 Rows = Mapping[int, Sequence[Mapping[str, Any]]]
-"""The rows of a file, by rank."""
 
 Pairs = list[tuple[tuple[int, int], float]]
-"""The two ranks, and the median time of a block of round trips between them."""
+"""Two ranks, and the median of a block of round trips between them."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +118,8 @@ class Slow:
 class Explanation:
     ranks: list[RankTimes]
     slow: list[Slow]
-    """The slow ranks, the slowest first."""
+    """The slowest first."""
     not_tested: list[str]
-    """The reasons why tests were not possible."""
     shares: RankShares | None = None
     stages: list[StageTimes] = field(default_factory=list)
 
@@ -161,10 +159,7 @@ def read_trips(folder: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def last_change(timings: Rows) -> int:
-    """Return the last step that other ranks made than those of the end; 0 if there is none.
-
-    There is one if hosts left or came while the run went on.
-    """
+    """Return the last step of other ranks than those of the end, as hosts may leave; or 0."""
     ranks_at: defaultdict[int, set[int]] = defaultdict(set)
     for rank, rows in timings.items():
         for row in rows:
@@ -180,7 +175,6 @@ def later_rows(rows: Rows, step: int) -> dict[int, list[Mapping[str, Any]]]:
 
 
 def require_timings(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """Read the timings of a run. Raises: RunError if there are none."""
     timings = read_timings(folder)
     if not any(timings.values()):
         if not folder.exists():
@@ -351,9 +345,9 @@ MIN_SHARE = 0.8
 
 
 def overloaded(timings: Rows) -> dict[int, float]:
-    """The share of computing time in which a rank had a processor, for ranks below MIN_SHARE.
+    """The share of computing time in which a rank had a processor, if below MIN_SHARE.
 
-    It is empty for runs on GPUs, and for runs that did not record it.
+    Runs on GPUs, and older ones, did not record it.
     """
     shares = {}
     for rank, rows in timings.items():

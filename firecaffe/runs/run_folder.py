@@ -83,7 +83,6 @@ def create_run_folder(config: RunConfig, name: str, is_own: bool = False) -> Pat
 
 
 def folder_exists_error(folder: str) -> RunError:
-    """Return the error of a new run in a folder that exists."""
     is_over = (Path(folder) / "result.json").is_file()  # as a host sees it that comes too late
     return RunError(
         f"run.folder {folder} exists already{', with a run that is over' if is_over else ''}; give "
@@ -211,8 +210,6 @@ def recorded_of(folder: Path) -> Recorded:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first step, counted from 1, and its first tensor in network order."""
-
     step: int
     tensor: str
 

@@ -15,8 +15,6 @@ from firecaffe.user_code import wherever
 
 
 class Finished(TypedDict):
-    """The entries of result.json without which a run cannot be compared."""
-
     world_size: int
     exchange: str
     route: str
@@ -101,12 +99,11 @@ class RunRow:
     speedup: float | None
     """Rate over the first run's; None if a rate is missing, a run failed, or the work differs."""
     other_work: list[str]
-    """The parts in which the run's work differs from the first run's."""
     exposed_communication: float
     measure: Measure
     value: float
     failure: str
-    """The failure; empty unless the run is known to have learned nothing."""
+    """Empty unless the run is known to have learned nothing."""
     weights_sha256: str
 
 
@@ -193,7 +190,6 @@ def samples_seen(run: TableRun) -> int:
 
 
 def doubts(runs: Sequence[TableRun]) -> dict[str, list[str]]:
-    """Return, by run, the recorded reasons why its bits may not be reproducible."""
     stated = {
         name: run.result.get("identity_doubts") for name, run in zip(names(runs), runs, strict=True)
     }

@@ -80,8 +80,6 @@ class TimingRow(StepRow):
 
 
 class ActivationsRow(TypedDict):
-    """An additional entry of TimingRow in a split network."""
-
     activations_s: Seconds
 
 
@@ -259,8 +257,6 @@ class EveryStepForecast(StepForecast, ForecastParts):
 
 
 class ModeForecast(StepForecast):
-    """The forecast of a mode other than every_step."""
-
     mode_in_words: str
     after_step: Count
     average_s: Seconds | None

@@ -80,8 +80,6 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class StepPart:
-    """One part of a step, in seconds: forecast with its band, and measured."""
-
     name: str
     forecast_s: float
     low_s: float
@@ -128,11 +126,9 @@ def measured_parts(timings: Rows) -> dict[str, float]:
 
 
 Steps = Sequence[Sequence[Row]]
-"""The timings of all ranks, by step."""
 
 
 def _typical_s(by_step: Steps, name: str) -> float:
-    """The median over steps of the median rank's time."""
     return float(median(median(row[name] for row in rows) for rows in by_step))
 
 
@@ -182,7 +178,6 @@ def step_part(forecast: Row, measured_s: float) -> StepPart:
 
 
 def step_lines(cluster: str, step: StepPart, first_s: float | None) -> list[str]:
-    """Describe the error of a step's forecast, and of the forecast that it replaced (first_s)."""
     error = step.forecast_s / step.measured_s - 1
     inside = "outside" if step.is_outside else "inside"
     line = (

@@ -76,7 +76,7 @@ class GroupRow:
     hardware: str
     net: str
     epochs: float | None
-    """The epochs; None if the run does not record the number of samples of one."""
+    """None if the run does not record the number of samples of one."""
     global_batch_size: int
     initial_lr: float
     time_s: Mean
@@ -90,11 +90,11 @@ class GroupRow:
     shares: list[str]
     mode: str
     test_loss: Mean | None
-    """The mean test loss; None if it was not finite in a run."""
+    """None if it was not finite in a run."""
     staleness: Mean | None
-    """The mean staleness of the gradients; None without a server."""
+    """Mean of the gradients; None without a server."""
     given_up: float
-    """The mean share of samples that were dropped."""
+    """Mean share of samples that were dropped."""
     sent_bytes: float | None
     """The mean bytes that all ranks together sent in the training; None if unknown."""
     idle_by_stage: list[float]
@@ -131,7 +131,6 @@ def letters(count: int) -> list[str]:
 
 
 def lettered(of_groups: Sequence[T]) -> Iterable[tuple[str, T]]:
-    """Pair what is there for each group with the group's letter."""
     return zip(letters(len(of_groups)), of_groups, strict=True)
 
 
@@ -176,7 +175,6 @@ def differing_conditions(runs: Sequence[TableRun]) -> list[str]:
 
 
 def differing(groups: Sequence[RunGroup]) -> dict[str, list[Any]]:
-    """Return every entry in which groups differ, with each one's value."""
     firsts = [group.first for group in groups]
     entries = differing_words(firsts)
     workers = [run.result["world_size"] for run in firsts]
@@ -198,9 +196,8 @@ def group_rows(
 ) -> list[GroupRow]:
     """Return the rows of a table of groups, compared with the first one.
 
-    With a `target` for the metric, times are those until an evaluation has reached it.
-    `allow_unequal` permits speedups between different work. Raises RunError if a run's metrics
-    cannot be read.
+    With a `target` for the metric, times are those until an evaluation has reached it. Raises
+    RunError if a run's metrics cannot be read.
     """
     times = [_times(group, target) for group in groups]
     against = _against(groups, band_of(groups, band))

@@ -31,10 +31,8 @@ RELATIVE_BAND = 0.01
 EQUIVALENT, DIFFERENT, UNDECIDED = "equivalent", "different", "not enough runs to say"
 
 FEWEST = 3
-"""The fewest runs on each side with which a difference is tested."""
 
 POWER = 0.8
-"""The chance of a verdict with the number of runs that is called enough."""
 MAX_RUNS = 1000
 
 ROUNDING = 1e-9
@@ -102,7 +100,6 @@ def mean_of(values: Sequence[float], tests: int = 1) -> Mean:
 
 
 def as_gain(found: Difference, higher_is_better: bool) -> Difference:
-    """Return the difference with its sign chosen so that more is better."""
     if higher_is_better:
         return found
     return replace(

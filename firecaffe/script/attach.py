@@ -1,9 +1,8 @@
 """Timings of a user's own training script, with or without DistributedDataParallel.
 
 A step has four parts: data, from the end of an optimizer's step to the model's forward; compute,
-until the last gradient; the wait for the exchange (DDP waits before `backward` returns), until the
-optimizer's step; and the update. On a GPU each of these points waits for the device, which reduces
-the overlap of steps, so detach before you measure a run's rate. With
+until the last gradient; the wait for the exchange, until the optimizer's step; and the update. On a
+GPU each of these points waits for the device, which reduces the overlap of steps. With
 `firecaffe.adapt.split_layers`, the layers' waits for activations count as waits.
 """
 

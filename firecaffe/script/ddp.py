@@ -1,14 +1,12 @@
 """DistributedDataParallel with firecaffe's exchange, for a user's own training script.
 
-Each rank contributes one gradient, so bits depend on the number of ranks, as with DDP;
-`firecaffe.train` gives the same bits for any number. The exchange is a communication hook, in a
-thread during backward.
+Each rank contributes one gradient, so bits depend on the number of ranks, as with DDP. The exchange
+is a communication hook, in a thread during backward.
 
-One thread exchanges buckets in DDP's order, which is the same on all ranks. Backward's own thread
-does so if the backend needs one order for buckets and the messages of split layers, and for the
-last bucket of a step, during which no backward runs. `backward()` raises errors unchanged: a
-callback at its end, before DDP's, checks every bucket, because DDP would make an error of a future
-unreadable.
+One thread exchanges buckets in DDP's order, the same on all ranks: backward's own if the backend
+needs one order for buckets and the messages of split layers, and for a step's last bucket, during
+which no backward runs. A callback at backward's end, before DDP's, checks every bucket, because DDP
+would make an error of a future unreadable.
 """
 
 import inspect
@@ -68,9 +66,9 @@ class HookState:
     """The state of `exchange_bucket`: the exchange and its thread.
 
     It meets the other ranks with the first bucket, because `torch.distributed` may be initialized
-    long after the hook was made. A copy meets them with its own first bucket, and begins without a
-    compressor's memory. The thread ends with the program or the last reference, and releases its
-    process group: one that outlives the interpreter would abort the program.
+    long after the hook was made; so does a copy. The thread ends with the program or the last
+    reference, and releases its process group: one that outlives the interpreter would abort the
+    program.
     """
 
     def __init__(
@@ -104,7 +102,7 @@ class HookState:
         HookState.__init__(self, **words)
 
     def meet(self, device: torch.device, sizes_bytes: Sequence[int]) -> Group:
-        """Meet the other ranks of the group; all must call it. `sizes_bytes` is for "auto".
+        """Meet the ranks of the group; all must call it. `sizes_bytes` is for "auto".
 
         Raises: LaunchError, AgreementError, RecipeError if the exchange does not fit the hosts.
         """
@@ -243,7 +241,6 @@ class Parallelized(DistributedDataParallel):
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Register the hook; a model on one rank has none yet. Raises SecondHookError."""
         if self._comm_hooks:
             raise SecondHookError(
                 "parallelize has registered its exchange as the model's communication hook, and "

@@ -30,8 +30,6 @@ CALLER, CALL, RETURNED = "caller", "call", "returned"
 
 
 class Caller(NamedTuple):
-    """The facts of the caller that a worker needs before it can load the function."""
-
     function: str
     path: list[str]
     argv: list[str]
@@ -81,10 +79,7 @@ def launch_on(
     kwargs: Mapping[str, Any] | None = None,
     max_restarts: int = 0,
 ) -> Value | None:
-    """Run a function like `launch`, on workers of several hosts; each host calls it.
-
-    On hosts without rank 0 it returns None.
-    """
+    """Run a function like `launch`, on workers of several hosts; None on hosts without rank 0."""
     name = _name(function)
     with private_folder("firecaffe-launch-") as folder:
         caller = Caller(name, sys.path, sys.argv, torch.get_default_dtype())

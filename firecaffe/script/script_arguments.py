@@ -156,10 +156,7 @@ def check_network(function: str, word: str, value: Any) -> None:
 
 
 def check_not_wrapped(function: str, word: str, network: nn.Module, instead: str) -> None:
-    """Raise ArgumentError if a part of the network sums its gradients itself.
-
-    All gradients would then be sent twice. `instead` says what to do.
-    """
+    """Raise ArgumentError if a part of the network sums its gradients itself: they go twice."""
     for name, part in network.named_modules():
         classes = [
             kind.__name__ for kind in type(part).__mro__ if kind.__name__ in GRADIENT_WRAPPERS
@@ -226,7 +223,7 @@ def check_number(function: str, word: str, value: Any) -> None:
 def warn_of_own_state(module: nn.Module, call: str, averages: bool) -> None:
     """Warn, on the first rank, about state that the function `call` does not exchange.
 
-    `averages`: whether the function averages trained parameters, so that forward may change them.
+    `averages`: trained parameters, so that forward may change them.
     """
     if dist.is_initialized() and (dist.get_rank() or dist.get_world_size() == 1):
         return

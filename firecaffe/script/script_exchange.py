@@ -60,8 +60,8 @@ def meet(
 ) -> tuple[Group, list[int]]:
     """Meet the ranks of a group; return this rank's new group, and the ranks of each host.
 
-    All ranks of the group, and only these, must call it. None stands for all ranks and for the
-    group's time-out. Raises LaunchError if the ranks do not find each other.
+    Only its ranks call it, all of them. None: all ranks, or the group's time-out. Raises
+    LaunchError.
     """
     group = group or dist.group.WORLD
     if group is None:
@@ -138,10 +138,10 @@ def open_exchange(
     sizes_bytes: Sequence[int],
     num_leaves: int | None,
 ) -> tuple[Exchange, AutoChoice | None]:
-    """Open the exchange of several ranks; all must call it. Return it with the choice of "auto".
+    """Open the exchange of several ranks, with the choice of "auto"; all must call it.
 
-    `sizes_bytes` are those of the buckets, for "auto"; for `num_leaves` see `find_route`. Raises
-    RecipeError if the exchange does not fit the hosts; PeerLostError.
+    `sizes_bytes`: of the buckets. For `num_leaves` see `find_route`. Raises RecipeError if the
+    exchange does not fit the hosts; PeerLostError.
     """
     _check_hosts(exchange, world, per_host)
     local = None

@@ -35,16 +35,14 @@ TAKEN_BY = {
 
 @dataclass(frozen=True)
 class AutoChoice:
-    """The choice of `auto`, the same on all ranks."""
-
     algorithm: str
     reason: str
-    """The reason for the choice, for people, in one line."""
+    """For people, in one line."""
     latency_s: float | None = None
     bandwidth_bytes_per_s: float | None = None
-    """The measured bandwidth; it and the latency are None if no link was measured."""
+    """None, as is the latency, if no link was measured."""
     predicted_s: dict[str, float] | None = None
-    """The predicted seconds for all buckets of a step, by candidate."""
+    """Seconds for all buckets of a step, by candidate."""
 
 
 def choose_exchange(
@@ -54,7 +52,7 @@ def choose_exchange(
 ) -> AutoChoice:
     """Choose the exchange; all ranks call it and get rank 0's choice. Raises: PeerLostError.
 
-    sizes_bytes: sizes of a step's buckets. tree: the route that tree would take.
+    sizes_bytes: of a step's buckets. tree: the route that tree would take.
     """
     reason = _nothing_to_choose(tree)
     # Every rank must come to the same answer before some of them measure.

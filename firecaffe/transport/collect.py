@@ -23,7 +23,7 @@ class HeldPart:
     rows: range | None = None
     """The rows of the whole tensor that these are; None if all of it is here."""
     num_rows: int = 0
-    """The number of rows of the whole tensor, if only some are here."""
+    """Rows of the whole tensor, if only some are here."""
     order: int = 0
     """The position in the list of all ranks' tensors; in a tie, rank 0's come first."""
     dim: int = 0
@@ -41,14 +41,13 @@ class HeldPart:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The whole tensor's shape."""
         sizes = list(self.tensor.shape)
         if self.rows is not None:
             sizes[self.dim] = self.num_rows
         return tuple(sizes)
 
     def on_host(self, rows: range | None) -> Tensor:
-        """Return the tensor of these rows on the CPU: the live tensor itself if possible."""
+        """Return these rows on the CPU: the live tensor itself if possible."""
         tensor = next(tensor for run_rows, tensor in self.runs if run_rows == rows)
         return tensor.detach().cpu().contiguous()
 

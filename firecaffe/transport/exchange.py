@@ -1,8 +1,8 @@
 """A gradient exchange that runs: a route, bound to this rank and its group.
 
-Ranks of one host sum in shared memory. They carry out the rounds within a host of the schedule in
-`exchange.shared_memory`, with reads, writes and barriers instead of messages. On one host each
-element is read p times and written p times in all, and never copied in or out.
+Ranks of one host carry out the rounds within the host of the schedule in `exchange.shared_memory`,
+with reads, writes and barriers instead of messages. On one host each element is read p times and
+written p times in all, and never copied in or out.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,6 @@ BLOCK_ELEMENTS = 65_536
 """Elements that stay in the cache from addition to copy; shorter blocks take longer (LOG.md)."""
 
 Block = list[Tensor]
-"""One slice of each local rank's vector."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,6 @@ class SharedVector:  # computed once, because it took a quarter of a sum's time 
 
     @classmethod
     def of(cls, local: LocalRanks, by_rank: Sequence[Tensor], schedule: Schedule) -> Self:
-        """Return this rank's part of the schedule's rounds in memory."""
         part = memory_part(schedule, local.first_rank + local.own)
         blocks = [
             [vector[start : min(start + BLOCK_ELEMENTS, stop)] for vector in by_rank]
@@ -126,7 +124,6 @@ class Exchange:
         return self._share(vector.numel(), vector.dtype, vector)
 
     def forget(self, vector: Tensor) -> None:
-        """Release a vector from `empty` or `place_for`."""
         self._shared.pop(vector.data_ptr(), None)
 
     def all_reduce(self, vector: Tensor, lane: int = 0, divide_by: int = 1) -> None:

@@ -65,7 +65,7 @@ class RankRound:
 
 
 SendsAndReceives = tuple[int, list[Transfer], list[Transfer]]
-"""A round of one rank: (its number, its sends, its arrivals)."""
+"""The number of a round, and one rank's sends and arrivals in it."""
 
 
 def rounds_of_rank(schedule: Schedule, rank: int) -> list[RankRound]:
@@ -185,13 +185,11 @@ class PendingWork(Protocol):
 
 
 StartMessages = Callable[[Sequence[PeerMessage]], Sequence[PendingWork]]
-"""A function that starts messages, with an `PendingWork` for each. Raises: PeerLostError."""
+"""Starts messages; returns a `PendingWork` for each. Raises: PeerLostError."""
 
 
 @dataclass
 class ActivePiece:
-    """One part of a vector on its way through its rounds."""
-
     vector: Tensor
     rounds: Sequence[RankRound]
     scratch: Tensor
@@ -325,8 +323,6 @@ def execute(pieces: Sequence[ActivePiece]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PeerWork:
-    """A process group's Work whose errors become PeerLostError."""
-
     work: Work
     world: Group
 
@@ -336,7 +332,7 @@ class PeerWork:
 
 
 def one_by_one(world: Group, group: ProcessGroup, tag: int) -> StartMessages:
-    """Return a function that starts messages, for a backend that matches tags, such as Gloo."""
+    """Start messages one by one, for a backend that matches tags, such as Gloo."""
 
     def start(messages: Sequence[PeerMessage]) -> list[PeerWork]:
         with peers_may_be_lost(world):
@@ -350,7 +346,7 @@ def one_by_one(world: Group, group: ProcessGroup, tag: int) -> StartMessages:
 
 
 def in_one_call(world: Group, group: ProcessGroup) -> StartMessages:
-    """Return a function that starts a round's messages in one call, as NCCL needs it."""
+    """Start a round's messages in one call, as NCCL needs it."""
 
     # NCCL matches by order, and its Works stand for the whole call; so nothing is posted ahead.
     def start(messages: Sequence[PeerMessage]) -> list[PeerWork]:

@@ -75,8 +75,8 @@ class NodeSum:
         """Send an early node of this rank, and receive the others'. Raises: PeerLostError.
 
         All ranks call it, even without a node. vectors: the node's, kept until the sum. like: any
-        vector of that length. place: a key for scratch, different for sums that overlap in time.
-        cuts: those of the `to_owners` that follows, if one does.
+        vector of that length. place: a key for scratch, one for each sum under way. cuts: of the
+        `to_owners` that follows.
         """
         name, make = self._to_owners(cuts) if cuts else (1, self._make(1))
         inputs = self._inputs(vectors)
@@ -95,8 +95,8 @@ class NodeSum:
     ) -> None:
         """Write this rank's shard of the root into `total`, which may be one of the vectors.
 
-        vectors: those not sent early; they may be changed. cuts: ends of shards, from 0, unless
-        shards are equal. Raises: PeerLostError.
+        vectors: those not sent early, which may be changed. cuts: ends of shards, from 0; none if
+        they are equal. Raises: PeerLostError.
         """
         name, make = self._to_owners(cuts)
         inputs = self._inputs(vectors)
@@ -178,7 +178,6 @@ class NodeWire:
         return list(self.shares[self.world.rank])
 
     def sum_nodes(self, vectors: list[Tensor]) -> Tensor:
-        """Return the sum over all nodes of all ranks, in tree order."""
         return self._sum(vectors)
 
     def sum_rows(self, vectors: list[Tensor], codec: RowCoding) -> Tensor:
@@ -192,7 +191,7 @@ class NodeWire:
     def gather(self, payloads: list[Tensor], equal_lengths: bool = False) -> list[Tensor]:
         """Return all nodes' payloads (uint8) in node order, from this rank's.
 
-        equal_lengths: whether all payloads have one length, so that ranks need not exchange it.
+        equal_lengths: of all payloads, so that ranks need not exchange them.
         """
         group = self.world.exchange_group
         if group is None:

@@ -1,8 +1,8 @@
 """Lanes and meshes: Gloo groups through which two ranks send bytes to each other.
 
-A Gloo group of all ranks breaks if one is lost. For a rank that may be lost, the others have lanes,
-each a group of two that breaks alone. Two ranks make a lane by themselves, by a name in a store. If
-all ranks are needed anyway, a mesh connects every pair. Bytes are on the host; a GPU's are copied.
+A Gloo group breaks if a rank of it is lost. A rank that may be lost has lanes to the others, groups
+of two that break alone, made by a name in a store. If all ranks are needed anyway, a mesh connects
+every pair. Bytes are on the host; a GPU's are copied.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Line:
     """A connection to another rank of a Gloo group. Bytes of one tag arrive in order."""
 
     def __init__(self, group: Any, other: int, send_tag: int = DATA, receive_tag: int = DATA):
-        """Use a Gloo group. The line's other end, on rank `other`, has the two tags swapped."""
+        """Use a Gloo group. On rank `other`, the line's other end has the two tags swapped."""
         self._group, self._other = group, other
         self._tags = send_tag, receive_tag
         self.sent_bytes = self.received_bytes = 0

@@ -95,7 +95,7 @@ def measure_link(
 
 @dataclass(frozen=True)
 class LinkEnd:
-    """This rank's end of a link. Both ends call the same methods, and one gets the samples."""
+    """One end of a link. Both ends call the same methods; the one that starts gets the samples."""
 
     group: ProcessGroup
     peer: int
@@ -136,7 +136,6 @@ class LinkEnd:
     def bandwidth_samples_bytes_per_s(
         self, least_s: float = MIN_STREAM_S, most_s: float = inf
     ) -> list[float]:
-        """Return bytes per second of each stream, from the end that starts."""
         samples: list[float] = []
         number = torch.zeros(1, dtype=torch.int64, device=self.device)
         if not self.starts:
@@ -209,7 +208,6 @@ NAME = "links.json"
 MAX_AGE_S = 24 * 3600.0
 
 MAX_LINKS = 1000
-"""The most links that are kept; the oldest are dropped."""
 
 MAX_BYTES = 1_000_000
 

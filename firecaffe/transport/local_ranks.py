@@ -1,12 +1,12 @@
 """The ranks of one host: memory that they share, and a barrier that notices a lost rank.
 
-Memory is anonymous (memfd) and passed over sockets, so a killed rank leaves nothing behind. Each
-pair of ranks has a socket. In a barrier, each rank sends a number to every other and receives one
-from it. The end of a process closes its sockets, which wakes all waiting ranks.
+Memory is anonymous (memfd) and passed over sockets, so a killed rank leaves nothing behind. In a
+barrier, each rank sends a number to every other and receives one; the end of a process closes its
+sockets, which wakes all.
 
-The sockets carry the memory that holds gradients. So each rank listens in a folder that only its
-user may enter, both sides must be the same user (`SO_PEERCRED`), and each must send the token that
-its rank has given the others over the process group. Others are closed; the wait continues.
+Each rank listens in a folder that only its user may enter, both sides must be the same user
+(`SO_PEERCRED`), and each must send the token that its rank has given the others over the process
+group. Others are closed; the wait continues.
 """
 
 import hmac
@@ -47,8 +47,8 @@ def connect_local(
 ) -> dict[int, socket.socket] | None:
     """Connect the `size` ranks from `first` on, of which this is one. Raises: PeerLostError.
 
-    All ranks of the world call it. Return the sockets to the others by local rank; or None, on all
-    ranks of the world, if some cannot reach each other.
+    All ranks of the world call it, and get sockets by local rank; or None, if some cannot be
+    reached.
     """
     local_rank = world.rank - first
     with ExitStack() as opened, ExitStack() as meeting, ExitStack() as public:
@@ -186,7 +186,6 @@ def identify_peer(comer: socket.socket, expected: Mapping[int, bytes]) -> int | 
 
 
 def check_answer(peer: socket.socket, expected: bytes) -> None:
-    """Check that the peer sends the expected token. Raises: OSError."""
     if not hmac.compare_digest(peer.recv(len(expected)), expected):
         raise ConnectionError("what listens there is no rank of this run")
 
@@ -262,7 +261,6 @@ class LocalRanks:
                 os.close(open_descriptor)
 
     def close(self) -> None:
-        """Close the sockets; shared vectors live on as long as they are held."""
         for peer in self.sockets.values():
             peer.close()
 
@@ -339,10 +337,9 @@ def ranks_per_host(world: Group) -> int:
 
 
 def meet_local_ranks(world: Group, timeout_s: float) -> LocalRanks | None:
-    """Connect the ranks that torchrun's LOCAL_WORLD_SIZE puts on one host. All ranks must call it.
+    """Connect the ranks that LOCAL_WORLD_SIZE puts on one host. All ranks must call it.
 
-    Return None, on all ranks, if hosts have one rank each or differ, or ranks cannot reach each
-    other.
+    Return None, on all, if hosts have one rank each or differ, or ranks cannot reach each other.
     """
     size = ranks_per_host(world)
     if size < 2 or not sys.platform.startswith("linux"):

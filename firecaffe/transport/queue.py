@@ -1,8 +1,7 @@
-"""Tells when work on a device is done, without stopping the host.
+"""Marks by which the host knows what a device has done, without waiting for it.
 
-A GPU works behind the host: a call only queues work. The host marks places in that queue, lets one
-queue wait for a mark in another, and reads results a step later. A CPU has done its work when a
-call returns, so its marks are over at once.
+A call only queues work on a GPU. The host marks places in that queue, lets one queue wait for a
+mark in another, and reads results a step later. Marks of a CPU are over at once.
 """
 
 import time

@@ -22,9 +22,8 @@ class Worker(Calls):
     """Runs submitted tasks in order, in another thread, until one fails."""
 
     def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
-        """Start the thread, which calls `begin` first."""
         self.failure: BaseException | None = None
-        """The first error in the thread; None if nothing has failed."""
+        """The first error in the thread."""
         self._last: Future[Any] | None = None
         self._begin = begin
         super().__init__(name)

@@ -34,9 +34,7 @@ class Verdict:
     before: Mean
     after: Mean
     against: Difference
-    """The mean after minus the mean before."""
     band: float
-    """The loss of the metric that is allowed."""
     verdict: str
     more: int | None
     """More seeds that each side needs; None if even MAX_RUNS would not suffice."""

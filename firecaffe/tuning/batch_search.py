@@ -145,7 +145,6 @@ class TuneResult:
 
 
 def plan_search(asked: TuneRequest) -> Search:
-    """Plan the search. Raises: RecipeError, before any training starts, if it is not possible."""
     recipe = asked.recipe
     if recipe.synchrony.is_served:
         raise RecipeError(
@@ -276,7 +275,6 @@ def _over_seeds(
     measure: Measure,
     end: Callable[[Sequence[TrialScore]], bool] = lambda _: False,
 ) -> list[Trial]:
-    """Plan trainings on all training samples, under seeds that the search has not used."""
     trial = Trial(name, recipe, asked.folder, measure, end, is_test_scored=True)
     return over_seeds(trial, SEEDS_OF_FINALISTS + 1, asked.seeds)
 

@@ -2,12 +2,11 @@
 
 Rules: linear (Goyal et al. 2017), square root (Krizhevsky 2014, arXiv 1404.5997), and FireCaffe's
 sweep from the linear rate to its 16th (Iandola et al. 2016, section 5.2). Layer-wise solvers start
-from fixed rates, which do not depend on the recipe's.
+from fixed rates.
 
-Candidates come in the order of the rules, and hopeless ones end early. They are judged only against
-finished rounds. So the search depends only on the recipe, the budget and the width, and after a
-fault it reuses the runs that exist. Each candidate is judged on a held-out part of the training
-set: no test image takes part in the choice.
+Candidates come in the order of the rules, and hopeless ones end early, judged only against finished
+rounds. So the search depends only on the recipe, the budget and the width, and reuses runs after a
+fault. Each is judged on a held-out part of the training set: no test image takes part.
 """
 
 from collections.abc import Callable, Sequence
@@ -53,7 +52,7 @@ LAYER_WISE: dict[str, tuple[Callable[[int], float], dict[str, float]]] = {
 """Rates of layer-wise solvers by the batch size, and the sweeps around them."""
 
 WARMUP_SHARES = (0.15, 0.0)
-"""Shares of a training over which the rate rises; Goyal's 5 of 90 is too steep for few epochs."""
+"""Goyal's 5 of 90 epochs is too steep for few epochs."""
 
 
 @dataclass(frozen=True)
@@ -301,10 +300,9 @@ def _searched(candidate: Candidate, trial: Trial) -> CandidateResult:
 def with_batch(recipe: Recipe, global_batch_size: int, num_samples: int) -> Recipe:
     """Return the recipe at that batch size, with its old rate as `base_lr` and no scale.
 
-    Micro-batches keep their size. What the recipe counts in steps (length, warm-up, drops of the
-    rate) happens at the same samples, in whole steps. num_samples: the size of the training set.
-    Raises: RecipeError if two drops would fall on one step, or the batch is no multiple of the
-    micro-batch.
+    Micro-batches keep their size. What the recipe counts in steps happens at the same samples, in
+    whole steps. num_samples: of the training set. Raises: RecipeError if two drops of the rate
+    would fall on one step, or the batch is no multiple of the micro-batch.
     """
     train = recipe.train
     before, after = (
