@@ -35,10 +35,6 @@ class CommandLine:
     words: list[str]
     """Dotted names of the recipe fields among the options."""
 
-    @property
-    def arguments(self) -> list[str]:
-        return [*self.positionals, *self.options]
-
 
 def read_line(
     command: str, argv: list[str], options: Mapping[str, Action], words: Collection[str]
@@ -59,8 +55,7 @@ def read_line(
         name, has_value, value = _split(token)
         action = options.get(name)
         if action is None:
-            word = _word_of(command, name, options, words)
-            line.words.append(word)
+            line.words.append(_word_of(command, name, options, words))
         if has_value:
             line.options.append(f"{name}={value}" if name.startswith("--") else name + value)
         elif action is None or action.nargs is None:
@@ -126,10 +121,8 @@ def _word_of(command: str, name: str, options: Mapping[str, Action], words: Coll
 
 
 ACCUMULATION = (
-    "accumulate_grad_batches",
-    "gradient_accumulation_steps",
-    "accumulation_steps",
-    "iter_size",
+    *("accumulate_grad_batches", "gradient_accumulation_steps"),
+    *("accumulation_steps", "iter_size"),
 )
 """Names for accumulation over micro-batches in Lightning, Hugging Face, Caffe and others."""
 
@@ -184,10 +177,7 @@ class Parser(ArgumentParser):
         instead: Mapping[str, str] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        """Make a parser. `instead` maps recipe fields without effect on the command to the reason.
-
-        `notes` are paragraphs that help shows below the options.
-        """
+        """`instead`: recipe fields without effect, with the reason. `notes`: paragraphs of help."""
         self.own: list[Action] = []
         """The command's options and arguments, without the recipe's fields."""
         super().__init__(
@@ -206,19 +196,36 @@ class Parser(ArgumentParser):
         self.instead = dict(instead or {})
         self.notes = tuple(notes)
         self._has_recipe = False
-        self.add("-h", "--help", action="help", help="show this help message and exit")
+        self.add("--help", help="show this help message and exit", short="-h", action="help")
 
-    def add(self, *names: Any, group: Any = None, **words: Any) -> None:
-        """Add an option like argparse's `add_argument`; its help shows an informative default.
+    def add(
+        self,
+        name: str,
+        metavar: str | None = None,
+        help: str | None = None,
+        *,
+        short: str = "",
+        group: Any = None,
+        **words: Any,
+    ) -> None:
+        """Add an argument, or an option whose help shows an informative default.
 
-        An option without a type has the type of its default; without a default it is a string.
+        `words` are those of argparse's `add_argument`. An option without a type has the type of its
+        default; without a default it is a string.
         """
-        if names[0].startswith("-") and not {"action", "choices", "nargs", "type"} & words.keys():
+        if name.startswith("-") and not {"action", "choices", "nargs", "type"} & words.keys():
             words["type"] = type(words.setdefault("default", ""))
         default = words.get("default")
         if not isinstance(default, bool) and default not in (None, "", []):
-            words["help"] = f"{words.get('help', '')} (default: {default})"
-        self.own.append((group or self).add_argument(*names, **words))
+            help = f"{help} (default: {default})"
+        if metavar is not None:
+            words["metavar"] = metavar
+        names = [short, name] if short else [name]
+        self.own.append((group or self).add_argument(*names, help=help, **words))
+
+    def flag(self, name: str, help: str) -> None:
+        """Add an option without a value."""
+        self.add(name, help=help, action="store_true")
 
     def add_group(self, title: str) -> Callable[..., None]:
         return partial(self.add, group=self.add_argument_group(title))
@@ -240,24 +247,21 @@ class Parser(ArgumentParser):
     def add_network(self, title: str) -> Callable[..., None]:
         """Add options for a network without a recipe, in a group; return what adds to the group."""
         add = self.add_group(title)
-        add("--model", metavar="NAME", help=NETWORK)
+        add("--model", "NAME", NETWORK)
         add_network_options(add)
         return add
 
     def add_port(self) -> None:
-        words = "port at which ranks meet; 0: any free one"
-        self.add("--master-port", default=0, metavar="PORT", help=words)
+        self.add("--master-port", "PORT", "port at which ranks meet; 0: any free one", default=0)
 
     def add_best(self) -> None:
-        self.add("--best", action="store_true", help="the best checkpoint, not the newest")
+        self.flag("--best", "the best checkpoint, not the newest")
 
     def add_trust(self) -> None:
-        self.add(
-            "--trust-code", action="store_true", help="run the code that a run or .fcz file names"
-        )
+        self.flag("--trust-code", "run the code that a run or .fcz file names")
 
     def add_overwrite(self) -> None:
-        self.add("--overwrite", action="store_true", help="replace the output file if it exists")
+        self.flag("--overwrite", "replace the output file if it exists")
 
     def parse_args(self, args: Sequence[str], **more: Any) -> Namespace:  # type: ignore[override]
         line = self.read(list(args))
@@ -265,9 +269,8 @@ class Parser(ArgumentParser):
             raise RecipeError(f"--{line.words[0]} is a setting of a recipe, and no recipe is given")
         defaults = _recipe_fields() if self.takes_recipe else {}
         lists = {f"--{word}" for word, value in defaults.items() if isinstance(value, list)}
-        return super().parse_args(
-            [_toml_as_json(argument, lists) for argument in line.arguments], **more
-        )
+        typed = [*line.positionals, *line.options]
+        return super().parse_args([_toml_as_json(argument, lists) for argument in typed], **more)
 
     def only(self, what: str, typed: Sequence[str], hint: str = "") -> str:
         """Return the one argument that was typed. Raises RecipeError for none, or several."""
@@ -301,12 +304,12 @@ NETWORK = (
 def add_network_options(add: Callable[..., None]) -> None:
     add(
         "--args",
+        "TABLE",
+        "arguments of your own function, as '{width = 32}'",
         type=dict[str, Any],
         default={},
-        metavar="TABLE",
-        help="arguments of your own function, as '{width = 32}'",
     )
-    add("--input", metavar="CxHxW", help="shape of a sample, as 3x224x224; else the network's own")
+    add("--input", "CxHxW", "shape of a sample, as 3x224x224; else the network's own")
 
 
 def _recipe_fields() -> dict[str, Any]:
@@ -358,12 +361,8 @@ def one_line(message: str, named: Mapping[str, Sequence[str]]) -> str:
 
 
 OF_OUR_LAUNCHER = (
-    "--nnodes",
-    "--rdzv-endpoint",
-    "--rdzv-id",
-    "--secret-file",
-    "--master-port",
-    "--max-restarts",
+    *("--nnodes", "--rdzv-endpoint", "--rdzv-id", "--secret-file"),
+    *("--master-port", "--max-restarts"),
 )
 
 

@@ -35,47 +35,45 @@ def make_parser_bench_exchange() -> Parser:
         "two ranks.",
         notes=EXCHANGE_NOTES,
     )
-    add = parser.add
-    add("--nproc-per-node", default=2, metavar="N", help="ranks to start on this host")
+    add, flag = parser.add, parser.flag
+    add("--nproc-per-node", "N", "ranks to start on this host", default=2)
     add(
         "--exchanges",
+        "A,B",
+        f"all, or some of {', '.join((*EXCHANGES, 'hierarchical(INNER,OUTER)'))}",
         default="all",
-        metavar="A,B",
-        help=f"all, or some of {', '.join((*EXCHANGES, 'hierarchical(INNER,OUTER)'))}",
     )
     add(
         "--compressors",
+        "A,B",
+        "codecs whose sums are timed too, as exchange.compressor has them",
         type=str,
-        metavar="A,B",
-        help="codecs whose sums are timed too, as exchange.compressor has them",
     )
-    size, count = "SIZE", "N"
     add(
-        "-b",
         "--minbytes",
+        "SIZE",
+        "smallest size, in bytes; K, M and G are of 1024",
+        short="-b",
         default="8",
-        metavar=size,
-        help="smallest size, in bytes; K, M and G are of 1024",
     )
-    add("-e", "--maxbytes", default="128M", metavar=size, help="largest size")
-    add("-f", "--stepfactor", default=2, metavar=count, help="factor from size to size")
-    add("-n", "--iters", default=7, metavar=count, help="repetitions that count")
-    add("--device", default="auto", help="auto, cpu or cuda")
+    add("--maxbytes", "SIZE", "largest size", short="-e", default="128M")
+    add("--stepfactor", "N", "factor from size to size", short="-f", default=2)
+    add("--iters", "N", "repetitions that count", short="-n", default=7)
+    add("--device", help="auto, cpu or cuda", default="auto")
     add(
         "--link",
+        "RATE",
+        "rate of a rank's link, one way, in bits/s, as 200M or 2.5G (k is 1000); else as measured",
         type=str,
-        metavar="RATE",
-        help="rate of a rank's link, one way, in bits/s, as 200M or 2.5G (k is 1000); else as "
-        "measured",
     )
     add(
         "--shared-memory",
+        help="ranks of one host add in shared memory, as in training",
         action=ActionYesNo(no_prefix="no-"),
         default=True,
-        help="ranks of one host add in shared memory, as in training",
     )
     parser.add_port()
-    add("--json", action="store_true", help="print one JSON object, complete")
+    flag("--json", "print one JSON object, complete")
     return parser
 
 
@@ -94,12 +92,12 @@ def main_bench_exchange(argv: list[str]) -> None:
 
 def add_cluster_file(parser: Parser) -> None:
     """Add --write, a cluster file for measurements, and --cluster, which it starts from."""
-    parser.add("--write", metavar="FILE", help="the cluster file to write")
+    parser.add("--write", "FILE", "the cluster file to write")
     parser.add_overwrite()
     parser.add(
         "--cluster",
-        metavar="NAME",
-        help=f"with --write: the cluster that the file starts from; else {DEFAULT_CLUSTER}",
+        "NAME",
+        f"with --write: the cluster that the file starts from; else {DEFAULT_CLUSTER}",
     )
 
 
@@ -123,11 +121,11 @@ def make_parser_bench_step(has_recipe: bool = False) -> Parser:
             "sizes on, the device's efficiency and overhead are fitted to them.",
         ),
     )
-    add = parser.add
-    add("--sizes", default="1,2,4,8,16,32", metavar="N,N", help="micro-batch sizes to measure")
-    add("--seconds", default=2.0, metavar="S", help="least time for each size")
+    add, flag = parser.add, parser.flag
+    add("--sizes", "N,N", "micro-batch sizes to measure", default="1,2,4,8,16,32")
+    add("--seconds", "S", "least time for each size", default=2.0)
     add_cluster_file(parser)
-    add("--json", action="store_true", help="print JSON")
+    flag("--json", "print JSON")
     if not has_recipe:
         parser.add_network("instead of a recipe")
     return parser
@@ -161,15 +159,15 @@ def make_parser_bench_data() -> Parser:
         "storage (cold and warm), decoding, cropping, batching and copying, alone and together.",
         notes=DATA_NOTES,
     )
-    add = parser.add
-    add("path", type=str, help="a packed data set, a folder of images, or tar files")
-    add("--model-rate", default=0.0, metavar="R", help="images/s that a node's training needs")
-    add("--images", default=1000, metavar="N", help="measure at most so many, drawn at random")
-    add("--threads", default=0, metavar="N", help="threads; 0: one for each core")
-    add("--resize", default=256, metavar="S", help="data.resize")
-    add("--crop", default=224, metavar="S", help="data.crop")
+    add, flag = parser.add, parser.flag
+    add("path", help="a packed data set, a folder of images, or tar files", type=str)
+    add("--model-rate", "R", "images/s that a node's training needs", default=0.0)
+    add("--images", "N", "measure at most so many, drawn at random", default=1000)
+    add("--threads", "N", "threads; 0: one for each core", default=0)
+    add("--resize", "S", "data.resize", default=256)
+    add("--crop", "S", "data.crop", default=224)
     add_cluster_file(parser)
-    add("--json", action="store_true", help="print JSON")
+    flag("--json", "print JSON")
     return parser
 
 

@@ -31,17 +31,17 @@ NOTES = (
 def make_parser(has_recipe: bool = False) -> Parser:
     """Make the parser. With `has_recipe`, it lacks the options that replace a recipe."""
     parser = Parser("check", USAGE, ABOUT, takes_recipe=True, notes=NOTES)
-    add = parser.add
-    add("--nproc-per-node", default=1, metavar="N", help="ranks to start on this host")
-    add("--write", metavar="FILE", help="the cluster file to write")
+    add, flag = parser.add, parser.flag
+    add("--nproc-per-node", "N", "ranks to start on this host", default=1)
+    add("--write", "FILE", "the cluster file to write")
     parser.add_overwrite()
-    add("--folder", default=".", help="folder whose file system is measured")
+    add("--folder", help="folder whose file system is measured", default=".")
     parser.add_port()
-    add("--json", action="store_true", help="print JSON")
+    flag("--json", "print JSON")
     add_host_options(parser, "check")
     if not has_recipe:
         add = parser.add_network("without a recipe")
-        add("--device", default="auto", help="auto, cpu or cuda")
+        add("--device", help="auto, cpu or cuda", default="auto")
     return parser
 
 

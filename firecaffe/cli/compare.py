@@ -27,31 +27,27 @@ def make_parser() -> Parser:
         "hyperparameter that differs.",
         notes=NOTES,
     )
-    add = parser.add
-    add("runs", nargs="+", type=str, help="run folders; the first is the baseline")
-    add("--baseline", metavar="RUN", help="the baseline, if it is not the first")
-    add("--by", choices=["run", "recipe"], default="run", help="recipe: group runs over seeds")
+    add, flag = parser.add, parser.flag
+    add("runs", help="run folders; the first is the baseline", nargs="+", type=str)
+    add("--baseline", "RUN", "the baseline, if it is not the first")
+    add("--by", help="recipe: group runs over seeds", choices=["run", "recipe"], default="run")
     add(
         "--target",
+        "VALUE",
+        "with --by recipe: compare the time to this value of the metric",
         type=float,
-        metavar="VALUE",
-        help="with --by recipe: compare the time to this value of the metric",
     )
     add(
         "--band",
-        type=float,
-        metavar="POINTS",
-        help="with --by recipe: differences of the metric up to this are equivalent; else 0.3 "
+        "POINTS",
+        "with --by recipe: differences of the metric up to this are equivalent; else 0.3 "
         "points of a share, 1 in 100 of others",
+        type=float,
     )
-    add(
-        "--allow-unequal",
-        action="store_true",
-        help="show speedups between runs of unequal work, marked",
-    )
-    add("--html", metavar="FILE", help="write a page with curves, in one file")
+    flag("--allow-unequal", "show speedups between runs of unequal work, marked")
+    add("--html", "FILE", "write a page with curves, in one file")
     parser.add_overwrite()
-    add("--json", action="store_true", help="print one JSON object instead")
+    flag("--json", "print one JSON object instead")
     return parser
 
 

@@ -41,28 +41,20 @@ def make_parser() -> Parser:
         },
         notes=NOTES,
     )
-    add = parser.add
-    add("--scheme", default="best", metavar="NAME", help="best, deep_compression, or FILE.toml")
-    add(
-        "--target",
-        metavar="WHAT",
-        help="40x, 27KB or 0.1points: a ratio, a size, or a loss of accuracy",
-    )
+    add, flag = parser.add, parser.flag
+    add("--scheme", "NAME", "best, deep_compression, or FILE.toml", default="best")
+    add("--target", "WHAT", "40x, 27KB or 0.1points: a ratio, a size, or a loss of accuracy")
     parser.add_best()
     parser.add_trust()
-    add("--nproc-per-node", default=1, metavar="N", help="ranks of each training")
-    add(
-        "--out",
-        metavar="FILE",
-        help="the file; else model.fcz in the run's folder, or RECIPE.fcz here",
-    )
+    add("--nproc-per-node", "N", "ranks of each training", default=1)
+    add("--out", "FILE", "the file; else model.fcz in the run's folder, or RECIPE.fcz here")
     add(
         "--plot",
-        metavar="FILE",
-        help="draw size against error for all sizes that were tried: FILE.png or FILE.html",
+        "FILE",
+        "draw size against error for all sizes that were tried: FILE.png or FILE.html",
     )
     parser.add_overwrite()
-    add("--json", action="store_true", help="print one JSON object instead")
+    flag("--json", "print one JSON object instead")
     return parser
 
 

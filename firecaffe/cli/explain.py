@@ -24,9 +24,9 @@ def make_parser() -> Parser:
         "computing or in its link; and how good the run's forecast was.",
         notes=NOTES,
     )
-    parser.add("run", nargs="+", help="a run folder, or traces of torch's profiler")
+    parser.add("run", help="a run folder, or traces of torch's profiler", nargs="+")
     parser.add_trust()
-    parser.add("--json", action="store_true", help="print one JSON object instead")
+    parser.flag("--json", "print one JSON object instead")
     return parser
 
 

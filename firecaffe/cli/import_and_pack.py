@@ -20,12 +20,8 @@ DATA_ABOUT = (
 def make_parser_data() -> Parser:
     parser = Parser("data", "get NAME [--dest FOLDER]", DATA_ABOUT)
     parser.add("action", choices=["get"])
-    parser.add("name", type=str, help="fashion-mnist or mnist")
-    parser.add(
-        "--dest",
-        metavar="FOLDER",
-        help="folder for its files; else the one where recipes look for it",
-    )
+    parser.add("name", help="fashion-mnist or mnist", type=str)
+    parser.add("--dest", "FOLDER", "folder for its files; else the one where recipes look for it")
     return parser
 
 
@@ -74,33 +70,24 @@ def make_parser_pack() -> Parser:
         "Pack images into shards, which are read at random as fast as large files.",
         notes=PACK_NOTES,
     )
-    add = parser.add
-    add("paths", nargs="*", help="SOURCE, what is packed, and DEST, the folder for the shards")
-    add(
-        "--resize",
-        default=0,
-        metavar="S",
-        help="shrink the shorter side of larger images to S; 0: keep them",
-    )
-    add("--quality", default=0, metavar="Q", help="JPEG quality; 0: 90 if resized, else unchanged")
-    add(
-        "--raw",
-        action="store_true",
-        help="store pixels, of images of one size or of --resize x --resize",
-    )
+    add, flag = parser.add, parser.flag
+    add("paths", help="SOURCE, what is packed, and DEST, the folder for the shards", nargs="*")
+    add("--resize", "S", "shrink the shorter side of larger images to S; 0: keep them", default=0)
+    add("--quality", "Q", "JPEG quality; 0: 90 if resized, else unchanged", default=0)
+    flag("--raw", "store pixels, of images of one size or of --resize x --resize")
     add(
         "--hold-out",
+        "SHARE",
+        "share that becomes the test part, if the source has none; else 0.1",
         type=float,
-        metavar="SHARE",
-        help="share that becomes the test part, if the source has none; else 0.1",
     )
-    add("--shard-size", default="256MB", metavar="SIZE", help="bytes of the source in a shard")
-    add("--threads", default=0, metavar="N", help="threads; 0: one for each core")
+    add("--shard-size", "SIZE", "bytes of the source in a shard", default="256MB")
+    add("--threads", "N", "threads; 0: one for each core", default=0)
     add(
-        "--channel-order", choices=["bgr", "rgb"], help="channel order of raw color LMDBs; else bgr"
+        "--channel-order", help="channel order of raw color LMDBs; else bgr", choices=["bgr", "rgb"]
     )
-    add("--verify", metavar="DEST", help="only compare a packed data set with its checksums")
-    add("--info", metavar="DEST", help="only show what a packed data set holds")
+    add("--verify", "DEST", "only compare a packed data set with its checksums")
+    add("--info", "DEST", "only show what a packed data set holds")
     return parser
 
 
@@ -180,22 +167,20 @@ def make_parser_import() -> Parser:
         notes=IMPORT_NOTES,
     )
     add = parser.add
-    add("paths", nargs="*", metavar="FILE.prototxt", help="a solver, or a net alone")
-    add("--weights", metavar="FILE.caffemodel", help="first weights")
+    add("paths", "FILE.prototxt", "a solver, or a net alone", nargs="*")
+    add("--weights", "FILE.caffemodel", "first weights")
     add(
         "--out",
-        metavar="FOLDER",
-        help="where the recipe is written; else a folder here with the name of the file",
+        "FOLDER",
+        "where the recipe is written; else a folder here with the name of the file",
     )
     add(
         "--root",
-        metavar="FOLDER",
-        help="folder that paths in the files start from; else they are looked for here, next to "
+        "FOLDER",
+        "folder that paths in the files start from; else they are looked for here, next to "
         "the file and in each folder above it",
     )
-    add(
-        "--input-shape", metavar="CxHxW", help="shape of one sample; needed if the data are missing"
-    )
+    add("--input-shape", "CxHxW", "shape of one sample; needed if the data are missing")
     parser.add_overwrite()
     return parser
 

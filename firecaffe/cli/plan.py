@@ -37,117 +37,72 @@ INSTEAD = {"exchange.algorithm": "--exchanges says which are planned"}
 
 def make_parser(has_recipe: bool = False) -> Parser:
     """Make the parser. With `has_recipe`, it lacks the options that replace a recipe."""
-    parser = Parser(
-        "plan",
-        USAGE,
-        ABOUT,
-        takes_recipe=True,
-        instead=INSTEAD,
-        notes=NOTES,
-    )
-    add = parser.add
-    add(
-        "--cluster",
-        default=DEFAULT_CLUSTER,
-        metavar="NAME",
-        help=f"a file, or one of {', '.join(shipped())}",
-    )
-    add(
-        "--device",
-        metavar="NAME",
-        help="which link nodes of this device need, as a100, by its data sheet",
-    )
-    add(
-        "--links",
-        metavar="N,N",
-        help="Ethernets between nodes of --device, in Gbit/s; else 1,10,25,100",
-    )
-    add("--per-node", default=1, metavar="N", help="devices of a node of --device")
-    add(
-        "--workers",
-        type=str,
-        metavar="N,N",
-        help="numbers of workers, as 1,2,4,8; else powers of two",
-    )
-    add("--exchanges", default="all", metavar="A,B", help="all, or names with commas")
+    parser = Parser("plan", USAGE, ABOUT, takes_recipe=True, instead=INSTEAD, notes=NOTES)
+    add, flag = parser.add, parser.flag
+    add("--cluster", "NAME", f"a file, or one of {', '.join(shipped())}", default=DEFAULT_CLUSTER)
+    add("--device", "NAME", "which link nodes of this device need, as a100, by its data sheet")
+    add("--links", "N,N", "Ethernets between nodes of --device, in Gbit/s; else 1,10,25,100")
+    add("--per-node", "N", "devices of a node of --device", default=1)
+    add("--workers", "N,N", "numbers of workers, as 1,2,4,8; else powers of two", type=str)
+    add("--exchanges", "A,B", "all, or names with commas", default="all")
     add(
         "--compressors",
+        "A,B",
+        "all, or names with commas, none for float32; else the recipe's",
         type=str,
-        metavar="A,B",
-        help="all, or names with commas, none for float32; else the recipe's",
     )
-    add("--modes", action="store_true", help="also forecast the other modes of [synchrony]")
+    flag("--modes", "also forecast the other modes of [synchrony]")
     add(
         "--ways",
+        "A,B",
+        "also forecast other ways to share the network: all, or names with commas",
         type=str,
-        metavar="A,B",
-        help="also forecast other ways to share the network: all, or names with commas",
     )
-    add(
-        "--draw",
-        action="store_true",
-        help="draw which rank holds what, for a recipe with [parallel] or the best of --ways",
-    )
+    flag("--draw", "draw which rank holds what, for a recipe with [parallel] or the best of --ways")
     add(
         "--fcz",
-        metavar="FILE",
-        help="transfer times of the weights, in this file of firecaffe compress and as float32",
+        "FILE",
+        "transfer times of the weights, in this file of firecaffe compress and as float32",
     )
-    add(
-        "--precision",
-        metavar="WORD",
-        help=f"arithmetic: {', '.join(PRECISIONS)}; else the recipe's, or fp32",
-    )
-    add(
-        "--channels-last",
-        action="store_true",
-        help="images with the channels innermost in memory, as train.channels_last",
-    )
+    add("--precision", "WORD", f"arithmetic: {', '.join(PRECISIONS)}; else the recipe's, or fp32")
+    flag("--channels-last", "images with the channels innermost in memory, as train.channels_last")
     add(
         "--epochs",
-        metavar="B=E,B=E",
-        help="batches and the epochs to your accuracy, as 128=30,1024=36; else published ones",
+        "B=E,B=E",
+        "batches and the epochs to your accuracy, as 128=30,1024=36; else published ones",
     )
     add(
         "--noise-scale",
+        "N",
+        "gradient noise scale, as firecaffe explain says it; one batch is enough then",
         type=float,
-        metavar="N",
-        help="gradient noise scale, as firecaffe explain says it; one batch is enough then",
     )
-    add("--all", action="store_true", help="show every exchange")
-    add(
-        "--measure",
-        action="store_true",
-        help="measure the recipe's step on this host, about 2 s, and plan with it",
-    )
+    flag("--all", "show every exchange")
+    flag("--measure", "measure the recipe's step on this host, about 2 s, and plan with it")
     add(
         "--runs",
+        "RUN",
+        "finished runs, or a file of rates, that correct the cluster",
         nargs="+",
         default=[],
-        metavar="RUN",
-        help="finished runs, or a file of rates, that correct the cluster",
     )
     parser.add_trust()
-    add(
-        "--write", metavar="FILE", help="with --runs: the file for the corrected cluster, FILE.toml"
-    )
-    add("--plot", metavar="FILE", help="draw speedup and step time: FILE.png")
-    add("--html", metavar="FILE", help="write a page with sliders and pictures: FILE.html")
+    add("--write", "FILE", "with --runs: the file for the corrected cluster, FILE.toml")
+    add("--plot", "FILE", "draw speedup and step time: FILE.png")
+    add("--html", "FILE", "write a page with sliders and pictures: FILE.html")
     parser.add_overwrite()
-    add("--json", action="store_true", help="print JSON")
+    flag("--json", "print JSON")
     if not has_recipe:
         add = parser.add_network("instead of a recipe")
-        add("--global-batch-size", type=int, metavar="N", help="batch of --model")
+        add("--global-batch-size", "N", "batch of --model", type=int)
         add(
             "--micro-batch-size",
-            type=int,
-            metavar="N",
-            help="micro-batch of --model; else the largest power of two up to 256 (on a CPU: 8) "
+            "N",
+            "micro-batch of --model; else the largest power of two up to 256 (on a CPU: 8) "
             "that fits",
+            type=int,
         )
-        add(
-            "--compare", nargs=2, default=[], metavar="RECIPE", help="plan two recipes side by side"
-        )
+        add("--compare", "RECIPE", "plan two recipes side by side", nargs=2, default=[])
     return parser
 
 

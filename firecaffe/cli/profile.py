@@ -21,18 +21,14 @@ def make_parser() -> Parser:
         "no memory.",
         notes=NOTES,
     )
-    add = parser.add
-    add("model", type=str, help=f"{NETWORK}; or a file of firecaffe compress")
-    add("--batch-size", default=1, metavar="B", help="samples of the batch")
+    add, flag = parser.add, parser.flag
+    add("model", help=f"{NETWORK}; or a file of firecaffe compress", type=str)
+    add("--batch-size", "B", "samples of the batch", default=1)
     add_network_options(add)
-    add(
-        "--parallel",
-        action="store_true",
-        help="show what each worker sends, by data and with layers split",
-    )
-    add("--workers", type=int, metavar="N", help="with --parallel: number of workers; else 8")
+    flag("--parallel", "show what each worker sends, by data and with layers split")
+    add("--workers", "N", "with --parallel: number of workers; else 8", type=int)
     parser.add_trust()
-    add("--json", action="store_true", help="print JSON")
+    flag("--json", "print JSON")
     return parser
 
 

@@ -46,16 +46,14 @@ def make_parser_verify() -> Parser:
         notes=VERIFY_NOTES,
     )
     add = parser.add
-    add("--nproc-per-node", default="1,2", metavar="N,N", help="numbers of workers")
+    add("--nproc-per-node", "N,N", "numbers of workers", default="1,2")
     add(
         "--layouts",
-        metavar="L,L",
-        help="layouts instead of numbers of workers: 1, data=D, model=DxK, trick=DxK, stages=DxK, "
+        "L,L",
+        "layouts instead of numbers of workers: 1, data=D, model=DxK, trick=DxK, stages=DxK, "
         "shards=D",
     )
-    add(
-        "--steps", default=20, metavar="N", help="steps of each training; of a run, its first steps"
-    )
+    add("--steps", "N", "steps of each training; of a run, its first steps", default=20)
     parser.add_trust()
     return parser
 
@@ -99,7 +97,7 @@ def make_parser_replay() -> Parser:
         takes_recipe=True,
         notes=REPLAY_NOTES,
     )
-    parser.add("--to", metavar="FOLDER", help="save the result as a checkpoint")
+    parser.add("--to", "FOLDER", "save the result as a checkpoint")
     parser.add_trust()
     return parser
 

@@ -23,35 +23,31 @@ def make_parser() -> Parser:
             "sent.",
         ),
     )
-    add = parser.add
-    add("exchange", type=str, help="name of the exchange")
-    add("workers", type=int, help="number of ranks")
+    add, flag = parser.add, parser.flag
+    add("exchange", help="name of the exchange", type=str)
+    add("workers", help="number of ranks", type=int)
     add(
         "--ranks-per-node",
+        "M",
+        "ranks of a node, for hierarchical(INNER,OUTER) and --shared-memory",
         default=1,
-        metavar="M",
-        help="ranks of a node, for hierarchical(INNER,OUTER) and --shared-memory",
     )
-    add(
-        "--shared-memory",
-        action="store_true",
-        help="ranks of a node add in shared memory, as in training on CPUs",
-    )
+    flag("--shared-memory", "ranks of a node add in shared memory, as in training on CPUs")
     add(
         "--elements",
+        "N",
+        f"length of the float32 vector; else {ELEMENTS_PER_RANK} for each rank",
         type=int,
-        metavar="N",
-        help=f"length of the float32 vector; else {ELEMENTS_PER_RANK} for each rank",
     )
-    add("--kind", choices=KINDS, default=ALL_REDUCE, help="another collective than an all-reduce")
+    add("--kind", help="another collective than an all-reduce", choices=KINDS, default=ALL_REDUCE)
     add(
         "--micro-batches",
+        "N",
+        f"micro-batches of a step, for {FOLD}; else {MICRO_BATCHES}",
         type=int,
-        metavar="N",
-        help=f"micro-batches of a step, for {FOLD}; else {MICRO_BATCHES}",
     )
-    add("--draw", action="store_true", help="draw the rounds instead of a table")
-    add("--json", action="store_true", help="print one JSON object, complete")
+    flag("--draw", "draw the rounds instead of a table")
+    flag("--json", "print one JSON object, complete")
     return parser
 
 

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
 USAGE = (
     "RECIPE.toml [--nproc-per-node N] [--resume RUN] [--max-restarts K] "
     "[--nnodes MIN:MAX --rdzv-endpoint HOST:PORT --rdzv-id NAME --secret-file FILE] "
-    "[--join HOST:PORT] "
-    "[--section.word value …]"
+    "[--join HOST:PORT] [--section.word value …]"
 )
 NOTES = (
     "--resume takes a run folder or one checkpoint in it, such as RUN/checkpoints/best. The "
@@ -36,17 +35,13 @@ def make_parser() -> Parser:
     parser = Parser(
         "train", USAGE, "Train the network of a recipe.", takes_recipe=True, notes=NOTES
     )
-    add = parser.add
-    add("--nproc-per-node", default=1, metavar="N", help="ranks to start on this host")
-    add("--resume", metavar="RUN", help="continue from a run folder or a checkpoint")
-    add("--max-restarts", default=0, metavar="K", help="restart up to K times")
-    add("--print-config", action="store_true", help="print the recipe with all settings, and stop")
+    add, flag = parser.add, parser.flag
+    add("--nproc-per-node", "N", "ranks to start on this host", default=1)
+    add("--resume", "RUN", "continue from a run folder or a checkpoint")
+    add("--max-restarts", "K", "restart up to K times", default=0)
+    flag("--print-config", "print the recipe with all settings, and stop")
     parser.add_port()
-    add(
-        "--join",
-        metavar="HOST:PORT",
-        help="compute for a running run with a server, as one more worker",
-    )
+    add("--join", "HOST:PORT", "compute for a running run with a server, as one more worker")
     add_host_options(parser, "run")
     return parser
 
@@ -55,11 +50,11 @@ def add_host_options(parser: Parser, what: str) -> None:
     """Add torchrun's options for several hosts, which meet for `what`: a run or a check."""
     add = parser.add_group("several hosts")
     nodes = "number of hosts: N, or MIN:MAX" if what == "run" else "number of hosts"
-    add("--nnodes", default="1", metavar="N", help=nodes)
-    add("--rdzv-endpoint", metavar="HOST:PORT", help="where the hosts meet")
-    add("--rdzv-id", metavar="NAME", help=f"name of the {what}, the same on all hosts")
+    add("--nnodes", "N", nodes, default="1")
+    add("--rdzv-endpoint", "HOST:PORT", "where the hosts meet")
+    add("--rdzv-id", "NAME", f"name of the {what}, the same on all hosts")
     secret = f"file with the {what}'s secret, the same on all hosts, of mode 0600"
-    add("--secret-file", metavar="FILE", help=secret)
+    add("--secret-file", "FILE", secret)
 
 
 def main(argv: list[str]) -> None:

@@ -25,11 +25,11 @@ def make_parser_evaluate() -> Parser:
         takes_recipe=True,
         notes=EVALUATE_NOTES,
     )
-    add = parser.add
+    add, flag = parser.add, parser.flag
     parser.add_best()
     parser.add_trust()
-    add("--nproc-per-node", default=1, metavar="N", help="ranks to start on this host")
-    add("--json", action="store_true", help="print one JSON object instead")
+    add("--nproc-per-node", "N", "ranks to start on this host", default=1)
+    flag("--json", "print one JSON object instead")
     return parser
 
 
@@ -73,9 +73,9 @@ def make_parser_predict() -> Parser:
     add = parser.add
     parser.add_best()
     parser.add_trust()
-    add("--top", default=5, metavar="K", help="number of classes to show for each image")
-    add("--csv", metavar="FILE", help="write a table of all predictions; -: print it")
-    add("--out", metavar="FOLDER", help="folder for the masks of a segmentation")
+    add("--top", "K", "number of classes to show for each image", default=5)
+    add("--csv", "FILE", "write a table of all predictions; -: print it")
+    add("--out", "FOLDER", "folder for the masks of a segmentation")
     parser.add_overwrite()
     return parser
 
@@ -131,12 +131,12 @@ def make_parser_export() -> Parser:
     add = parser.add
     add(
         "--to",
-        choices=["safetensors", "onnx", "torch_export", "caffemodel"],
         help="format of the file",
+        choices=["safetensors", "onnx", "torch_export", "caffemodel"],
     )
     parser.add_best()
     parser.add_trust()
-    add("--out", metavar="FILE", help="the file; else model.SUFFIX in the run's folder")
+    add("--out", "FILE", "the file; else model.SUFFIX in the run's folder")
     parser.add_overwrite()
     return parser
 
@@ -163,8 +163,8 @@ def make_parser_unpack() -> Parser:
         ),
     )
     add = parser.add
-    add("paths", nargs="*", metavar="NET.fcz", help="the file")
-    add("--to", metavar="FILE", help="the file to write; else the same name with .safetensors")
+    add("paths", "NET.fcz", "the file", nargs="*")
+    add("--to", "FILE", "the file to write; else the same name with .safetensors")
     parser.add_overwrite()
     return parser
 

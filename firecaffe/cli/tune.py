@@ -35,36 +35,31 @@ def make_parser() -> Parser:
         },
         notes=NOTES,
     )
-    add = parser.add
-    add("--global-batch-size", type=int, metavar="N", help="the batch size to tune for")
-    add("--nproc-per-node", default=1, metavar="N", help="ranks of each training")
-    add("--budget", default=8.0, metavar="TRAININGS", help="cost of the search, in whole trainings")
-    add("--seeds", default=3, metavar="N", help="seeds of the final comparison")
+    add, flag = parser.add, parser.flag
+    add("--global-batch-size", "N", "the batch size to tune for", type=int)
+    add("--nproc-per-node", "N", "ranks of each training", default=1)
+    add("--budget", "TRAININGS", "cost of the search, in whole trainings", default=8.0)
+    add("--seeds", "N", "seeds of the final comparison", default=3)
     add(
         "--band",
+        "POINTS",
+        "loss of the metric that is allowed; else 0.3 points of a share, 1 in 100 of others",
         type=float,
-        metavar="POINTS",
-        help="loss of the metric that is allowed; else 0.3 points of a share, 1 in 100 of others",
     )
     add(
         "--against",
+        "RUN",
+        "finished runs of the recipe, instead of training it",
         nargs="+",
         type=str,
         default=[],
-        metavar="RUN",
-        help="finished runs of the recipe, instead of training it",
     )
-    add("--solvers", metavar="A,B", help="solvers to try, as sgd,lars; else the recipe's own")
-    add(
-        "--side-by-side",
-        default=0,
-        metavar="N",
-        help="trainings at the same time; 0: what the cores allow",
-    )
-    add("--out", metavar="FOLDER", help="folder of the search; else runs/tune-…")
-    add("--write", metavar="FILE", help="where the recipe is written; else in the search's folder")
+    add("--solvers", "A,B", "solvers to try, as sgd,lars; else the recipe's own")
+    add("--side-by-side", "N", "trainings at the same time; 0: what the cores allow", default=0)
+    add("--out", "FOLDER", "folder of the search; else runs/tune-…")
+    add("--write", "FILE", "where the recipe is written; else in the search's folder")
     parser.add_overwrite()
-    add("--json", action="store_true", help="print one JSON object instead")
+    flag("--json", "print one JSON object instead")
     return parser
 
 
