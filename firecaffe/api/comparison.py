@@ -182,10 +182,7 @@ def _typed(
             f"points of {words}, from 0 up to 100" if measure.is_share else f"of {words}, 0 or more"
         )
         raise RecipeError(f"{option('band')} is {band:g}; it is {kind}")
-    return (
-        None if target is None else target / scale,
-        None if band is None else band / scale,
-    )
+    return (None if target is None else target / scale, None if band is None else band / scale)
 
 
 def render(runs: Sequence[TableRun], allow_unequal: bool = False) -> list[RenderableType]:

@@ -59,11 +59,7 @@ def sensitivity_charts(layers: Sequence[LayerSensitivity], measure: Measure) -> 
 
 
 def _chart(
-    layers: Sequence[LayerSensitivity],
-    measure: Measure,
-    what: str,
-    header: str,
-    scale: int,
+    layers: Sequence[LayerSensitivity], measure: Measure, what: str, header: str, scale: int
 ) -> Table:
     """Return a table of the layers' field `what`; `header` formats a level times `scale`."""
     levels = sorted(getattr(layers[0], what), reverse=True)

@@ -145,16 +145,13 @@ def agree(world: Group, facts: dict[str, str]) -> None:
     stated = gather_json(world, facts)
     for what in facts:
         values = [str(by_rank.get(what)) for by_rank in stated]
-        different = differing_ranks(values)
-        if different:
+        if different := differing_ranks(values):
             first = different[0]
             other = next(rank for rank in range(len(values)) if rank not in different)
-            ranks = ", ".join(str(rank) for rank in different)
             raise AgreementError(
-                f"rank {ranks} differs from the others in {what}: "
-                f"{_shorten(values[first])} on rank {first}, "
-                f"{_shorten(values[other])} on rank {other}; "
-                "start all ranks with the same code, recipe and data"
+                f"rank {', '.join(map(str, different))} differs from the others in {what}: "
+                f"{_shorten(values[first])} on rank {first}, {_shorten(values[other])} on rank "
+                f"{other}; start all ranks with the same code, recipe and data"
             )
 
 
@@ -172,5 +169,5 @@ def copy_from_first(world: Group, tensors: Mapping[str, Tensor]) -> list[int]:
     return different
 
 
-def _shorten(text: str, limit: int = 120) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= 120 else text[:119] + "…"

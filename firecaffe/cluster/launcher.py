@@ -41,12 +41,7 @@ from firecaffe.cluster.process_settings import (
 from firecaffe.cluster.rank_process import RankFailure, descriptors_kept, wait_for_descriptors
 from firecaffe.cluster.secret import SECRET, SignatureError, secret_of
 from firecaffe.cluster.world import FOLDER, LAUNCHER_STORE, own_folder_key
-from firecaffe.errors import (
-    CheckpointError,
-    FirecaffeError,
-    LaunchError,
-    PreemptedError,
-)
+from firecaffe.errors import CheckpointError, FirecaffeError, LaunchError, PreemptedError
 from firecaffe.faults import GOES_ON, ITSELF, Fault
 from firecaffe.files import private_folder
 from firecaffe.generators import generators_kept

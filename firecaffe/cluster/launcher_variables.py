@@ -167,7 +167,4 @@ def _meeting_place(
         job = ".".join(environment.get(name, "") for name in launcher.job)
         number = FIRST_PORT + zlib.crc32(job.encode()) % NUM_PORTS
         port = str(number if job.strip(".") else DEFAULT_PORT)
-    return {
-        "MASTER_ADDR": host or first_host(environment[launcher.hosts]),
-        "MASTER_PORT": port,
-    }
+    return {"MASTER_ADDR": host or first_host(environment[launcher.hosts]), "MASTER_PORT": port}

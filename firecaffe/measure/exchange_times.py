@@ -138,12 +138,7 @@ def time_exchanges(
                 "no time of a wrong sum is shown"
             )
     return [
-        _timing(
-            name,
-            routes.get(name),
-            size_bytes,
-            [times[i][name] for _, times in stated],
-        )
+        _timing(name, routes.get(name), size_bytes, [times[i][name] for _, times in stated])
         for i, size_bytes in enumerate(sizes_bytes)
         for name in (*algorithms, *coded)
     ]

@@ -116,7 +116,7 @@ def _lines(row: Mapping[str, Any] | None) -> list[str]:
     counts = {int(late): count for late, count in row["staleness"].items()}
     lines = [
         f"{row['updates']:,} updates of {row['gradients']:,} gradients, {row['dropped']:,} dropped"
-        f"{again}{lost}",
+        f"{again}{lost}"
     ]
     if counts:
         lines.append(

@@ -96,8 +96,7 @@ def shares_line(found: RankShares, slow: Sequence[int]) -> str:
     if slow and found.saved >= GAIN:
         return (
             f"synchrony.shares = measured would give {found.who} {_words(found.balanced)} "
-            "micro-batches: "
-            f"a step {found.saved:.0%} shorter, with the same result"
+            f"micro-batches: a step {found.saved:.0%} shorter, with the same result"
         )
     return ""
 

@@ -200,10 +200,7 @@ def pooled_spread(first: Sequence[float], second: Sequence[float]) -> float | No
 
 
 def more_runs(
-    first: Sequence[float],
-    second: Sequence[float],
-    ways: Sequence[Sequence[float]],
-    tests: int = 1,
+    first: Sequence[float], second: Sequence[float], ways: Sequence[Sequence[float]], tests: int = 1
 ) -> int | None:
     """Return the further runs of each side for a verdict, as `runs_enough` counts them."""
     spread = pooled_spread(first, second)

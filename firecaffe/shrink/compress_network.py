@@ -54,7 +54,7 @@ from firecaffe.shrink.scheme import Scheme
 from firecaffe.training.checks import preflight
 from firecaffe.training.fcz_description import tensors_of
 from firecaffe.training.load import find_weights
-from firecaffe.training.trial import LOCK, command_lock
+from firecaffe.training.trial import claim_folder, command_lock
 
 HEADER_BYTES = 200
 
@@ -228,27 +228,14 @@ def _rest_bytes(network: nn.Module, layers: Sequence[LayerSensitivity], scheme: 
 
 
 def _claim(asked: CompressRequest) -> None:
-    """Raise RunError if the folder holds another compression, or other files."""
-    path = asked.folder / "compress.json"
     weights = find_weights(asked.recipe.model.weights)[0]
-    run = replace(asked.recipe.run, folder="")
     wanted: dict[str, Any] = {
-        "recipe": to_toml(replace(asked.recipe, run=run)),
+        "recipe": to_toml(asked.recipe.replace("run.folder", "")),
         "weights": f"sha256 {file_digest(weights)}",
         "scheme": json.loads(json.dumps(asdict(asked.scheme))),
     }
-    if not path.exists():
-        if any(entry.name != LOCK for entry in asked.folder.iterdir()):
-            raise RunError(f"{asked.folder}: holds other files; give {option('out')} another name")
-        write_json(path, wanted)
-        return
-    held = read_file(path, dict[str, Any], RunError)
-    unlike = [name for name in wanted if held.get(name) != wanted[name]]
-    if unlike:
-        raise RunError(
-            f"{asked.folder}: holds the rounds of another compression (another "
-            f"{', '.join(unlike)}); give {option('out')} another name"
-        )
+    what = "the rounds of another compression (another {})"
+    claim_folder(asked.folder / "compress.json", wanted, what, "name")
 
 
 def as_record(result: CompressionResult) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from firecaffe.cluster.agent import SIGNALS
 from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.cluster.process_settings import ENDS_WITH, handlers_kept
 from firecaffe.errors import PreemptedError, RunError
-from firecaffe.files import read_small, write_atomically
+from firecaffe.files import read_small, write_atomically, write_json
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
+from firecaffe.resume_advice import option
 from firecaffe.runs.fault import NAME as FAULT
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.runs.run_folder import METRICS
@@ -147,6 +148,24 @@ def command_lock(folder: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def claim_folder(record: Path, wanted: dict[str, Any], what: str, instead: str) -> None:
+    """Record what a command wants of a folder. Raises: RunError if the folder holds something else.
+
+    what: the folder's content by another record, with `{}` for the entries that differ. instead:
+    what another value of --out is.
+    """
+    folder = record.parent
+    if not record.exists():
+        if any(entry.name != LOCK for entry in folder.iterdir()):
+            raise RunError(f"{folder}: holds other files; give {option('out')} another {instead}")
+        write_json(record, wanted)
+        return
+    recorded = read_file(record, dict[str, Any], RunError)
+    if unlike := [name for name in wanted if recorded.get(name) != wanted[name]]:
+        held = what.format(", ".join(unlike))
+        raise RunError(f"{folder}: holds {held}; give {option('out')} another {instead}")
 
 
 def run_trials(

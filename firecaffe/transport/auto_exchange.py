@@ -45,11 +45,7 @@ class AutoChoice:
     """Seconds for all buckets of a step, by candidate."""
 
 
-def choose_exchange(
-    world: Group,
-    sizes_bytes: Sequence[int],
-    tree: Route,
-) -> AutoChoice:
+def choose_exchange(world: Group, sizes_bytes: Sequence[int], tree: Route) -> AutoChoice:
     """Choose the exchange; all ranks call it and get rank 0's choice. Raises: PeerLostError.
 
     sizes_bytes: of a step's buckets. tree: the route that tree would take.

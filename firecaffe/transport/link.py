@@ -72,11 +72,7 @@ class MeasuredLink:
 
 
 def measure_link(
-    world: Group,
-    first: int,
-    second: int,
-    least_stream_s: float = MIN_STREAM_S,
-    most_s: float = inf,
+    world: Group, first: int, second: int, least_stream_s: float = MIN_STREAM_S, most_s: float = inf
 ) -> MeasuredLink:
     """Measure a link in the exchange's group; all ranks call it. Raises: PeerLostError."""
     measured = list[MeasuredLink]()

@@ -109,12 +109,7 @@ class Collectives:
         self._execute(parts, vector, 0, scratch, inputs)
         return Begun(scratch, {**(begun.inputs if begun else {}), **inputs})
 
-    def _plan_for(
-        self,
-        name: Hashable,
-        make: Callable[[int], Schedule],
-        vector: Tensor,
-    ) -> _Plan:
+    def _plan_for(self, name: Hashable, make: Callable[[int], Schedule], vector: Tensor) -> _Plan:
         key = name, vector.numel(), vector.dtype
         if key not in self._plans:
             # NCCL matches a pair's messages by order alone, and needs a round's in one call.

@@ -9,7 +9,6 @@ after-NN-seed-S/     the best candidate, on all of the recipe's training samples
 tune.json            every candidate and the verdict; written last
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,8 +17,8 @@ from statistics import fmean
 from typing import Any
 
 from firecaffe.data import check_data
-from firecaffe.errors import RecipeError, RunError
-from firecaffe.files import write_atomically, write_json
+from firecaffe.errors import RecipeError
+from firecaffe.files import write_json
 from firecaffe.models.weights import file_digest
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import identity, search_id, to_toml
@@ -31,11 +30,11 @@ from firecaffe.runs.run_folder import METRICS
 from firecaffe.runs.run_table import TableRun, read_run, samples_seen
 from firecaffe.runs.schemas import TrainRow
 from firecaffe.runs.seed_groups import differing_conditions
-from firecaffe.schema import read_file, read_rows
+from firecaffe.schema import read_rows
 from firecaffe.training.checks import preflight
 from firecaffe.training.given_parts import task_for
 from firecaffe.training.load import find_weights
-from firecaffe.training.trial import Trial, TrialScore, command_lock, run_trials
+from firecaffe.training.trial import Trial, TrialScore, claim_folder, command_lock, run_trials
 from firecaffe.tuning.accuracy_verdict import Verdict, judge
 from firecaffe.tuning.candidates import (
     FINALISTS,
@@ -167,8 +166,7 @@ def plan_search(asked: TuneRequest) -> Search:
     if steps < 2 * TESTS_OF_A_TRIAL:
         raise RecipeError(
             f"{option('global_batch_size')} {asked.global_batch_size} leaves {steps} steps of "
-            "training; "
-            f"expected at least {2 * TESTS_OF_A_TRIAL} to judge a rate by"
+            f"training; expected at least {2 * TESTS_OF_A_TRIAL} to judge a rate by"
         )
     candidate = search.trial_recipe(search.rules()[0])
     for tried in (large, candidate, *([] if asked.against else [recipe])):
@@ -180,8 +178,7 @@ def plan_search(asked: TuneRequest) -> Search:
     if unlike:
         raise RecipeError(
             f"{option('against')} has runs that differ in {', '.join(unlike)}; give runs of the "
-            "same code on "
-            "the same hardware"
+            "same code on the same hardware"
         )
     if len({run.result["weights_sha256"] for run in asked.against}) < len(asked.against):
         raise RecipeError(
@@ -203,8 +200,7 @@ def _check_against(run: TableRun, recipe: Recipe, data: str, samples: int) -> No
         if name in facts and name not in FREE_WORDS and facts[name] != value:
             raise RecipeError(
                 f"{option('against')} {run.folder}: its {name} is {facts[name]}, the recipe's is "
-                f"{value}; "
-                "give runs of the recipe as it is"
+                f"{value}; give runs of the recipe as it is"
             )
 
 
@@ -321,25 +317,10 @@ def recipe_file(tuned: TuneResult) -> str:
 
 
 def _claim(asked: TuneRequest) -> None:
-    path = asked.folder / "search.json"
     wanted: dict[str, Any] = {
         "recipe": to_toml(asked.recipe.replace("run.folder", "")),
         "global_batch_size": asked.global_batch_size,
         "solvers": list(asked.solvers),
         "side_by_side": asked.at_once,
     }
-    if not path.exists():
-        if any(entry.name != ".lock" for entry in asked.folder.iterdir()):
-            raise RunError(
-                f"{asked.folder}: holds other files; give {option('out')} another folder"
-            )
-        write_atomically(path, json.dumps(wanted, indent=2) + "\n")
-        return
-    recorded = read_file(path, dict[str, Any], RunError)
-    unlike = [name for name in wanted if recorded.get(name) != wanted[name]]
-    if unlike:
-        raise RunError(
-            f"{asked.folder}: holds a search with another {', '.join(unlike)}; give "
-            f"{option('out')} another "
-            "folder"
-        )
+    claim_folder(asked.folder / "search.json", wanted, "a search with another {}", "folder")

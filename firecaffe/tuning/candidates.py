@@ -270,9 +270,7 @@ def late_value(scores: Sequence[TrialScore]) -> float:
 
 
 def is_hopeless(
-    scores: Sequence[TrialScore],
-    finished: Sequence[Sequence[TrialScore]],
-    measure: Measure = TOP1,
+    scores: Sequence[TrialScore], finished: Sequence[Sequence[TrialScore]], measure: Measure = TOP1
 ) -> bool:
     """Whether a training diverged, or its best is below the finished ones' median at this step."""
     last = scores[-1]

@@ -135,6 +135,9 @@ def test_the_best_is_confirmed_and_written(run: Callable[..., TuneResult], tmp_p
     assert written == json.loads(json.dumps(finite(tuned.as_dict())))
     with pytest.raises(RunError, match="a search with another global_batch_size, side_by_side"):
         run(rising, global_batch_size=128, at_once=3)
+    (tmp_path / "search" / "search.json").unlink()  # somebody's folder
+    with pytest.raises(RunError, match="holds other files; give "):
+        run(rising)
 
 
 def test_a_recipe_that_holds_samples_out_keeps_them_on_both_sides(
