@@ -1,21 +1,8 @@
 """The folder of a run. One run writes into it, and continues in it after a restart.
 
-    recipe.toml        the recipe with every default filled in
-    environment.json   hardware, versions, commit, digest of the source
-    metrics.jsonl      a line for each step and each evaluation
-    timings/rank-R.jsonl   the parts of each step's time on each rank
-    timings/round-trips-R.jsonl   times of the heartbeats by which ranks watch each other
-    tensorboard/       the same curves as TensorBoard events
-    checkpoints/       see train.checkpoint
-    events.jsonl       the log of a mode with a server: see synchrony.log
-    weights.jsonl      the digest of the weights at each evaluation and checkpoint
-    digests.jsonl      digests of all tensors after each step, if run.digests
-    forecast.json      the planner's forecast of this run, if there is one
-    fault.json         the faults of ranks, if any; see runs.fault
-    result.json        written last: a run without it did not finish
-
-A host that does not see rank 0's folder has its own, with its environment, the timings of its ranks
-and the faults that it learns of; see training.training_folder.
+docs/reference/run_folder.md lists its files. A host that does not see rank 0's folder has its own,
+with its environment, the timings of its ranks and the faults that it learns of; see
+training.training_folder.
 """
 
 import json
