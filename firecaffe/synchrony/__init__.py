@@ -1,1 +1,1 @@
-"""When workers exchange, and who computes what: policies as pure objects. Standard library only."""
+"""When workers exchange, and who computes what: policies as pure objects, without torch."""
