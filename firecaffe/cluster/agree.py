@@ -40,8 +40,14 @@ def digest_each(tensors: NamedTensors) -> dict[str, str]:
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """Return a tensor's elements in row-major order, as bytes."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(cast(Buffer, flat.view(torch.uint8).numpy()))
+    return memoryview(cast(Buffer, as_bytes(tensor.cpu()).numpy()))
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """View a tensor's elements in row-major order as one row of bytes; copy if they are strided."""
+    # The stride of a single element may be 0 (of expand), of which torch makes no bytes.
+    elements = tensor.detach().contiguous().unsqueeze(-1)
+    return elements.view(torch.uint8).reshape(-1)
 
 
 POLL_S = 0.1

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from firecaffe.cluster.agree import as_bytes
 from firecaffe.errors import RecipeError
 from firecaffe.generators import all_states, changed
 
@@ -276,7 +277,7 @@ def checksum(tensor: Tensor) -> int:
     """Sum a tensor's bits: quick for large weights, and enough to notice a few changes."""
     if not tensor.numel():
         return 0
-    bits = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    bits = as_bytes(tensor)
     if bits.storage_offset() % 4:
         bits = bits.clone()  # int32 needs an aligned offset
     whole = len(bits) // 4 * 4

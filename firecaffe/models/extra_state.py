@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from firecaffe.cluster.agree import tensor_bytes
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.inventory.network_state import EXTRA_STATE_BYTES, modules_with_extra_state
 
@@ -122,9 +123,8 @@ def _plain(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     if isinstance(value, Tensor):
-        array = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         dtype = str(value.dtype).removeprefix("torch.")
-        return _extension(TENSOR, [dtype, list(value.shape), array.tobytes()])
+        return _extension(TENSOR, [dtype, list(value.shape), bytes(tensor_bytes(value))])
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
         return _extension(ARRAY, [value.dtype.str, list(value.shape), value.tobytes()])
     if isinstance(value, tuple):

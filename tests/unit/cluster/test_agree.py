@@ -37,6 +37,8 @@ def test_memory_layout_does_not_enter() -> None:
     strided = torch.stack([matrix, matrix], dim=2)[..., 0]
     assert not strided.is_contiguous()
     assert digest([("weight", matrix)]) == digest([("weight", strided)])
+    expanded = torch.ones(()).expand(1)  # has a stride of 0
+    assert digest([("scale", torch.ones(1))]) == digest([("scale", expanded)])
 
 
 OF_RANK_1 = [Whole("w", (3,), torch.float32, ((1, None),))]
