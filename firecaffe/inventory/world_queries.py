@@ -105,10 +105,15 @@ def _query_name(frame: FrameType) -> str:
 
 
 def _is_of_library(frame: FrameType, through: Sequence[str] = ()) -> bool:
-    """Whether a library calls a frame; callers in the modules `through` are skipped."""
+    """Whether a library calls a frame; callers in the modules `through` are skipped.
+
+    An iteration there counts as a library's: code that takes all variables asks for none of them.
+    """
     caller = frame.f_back
     while caller is not None:
         module = str(caller.f_globals.get("__name__"))
+        if module in through and caller.f_code.co_name == "__iter__":
+            return True
         if module not in through and not module.endswith("c10d_logger"):
             return module.partition(".")[0] in LIBRARIES
         caller = caller.f_back

@@ -3,6 +3,8 @@
 import cProfile
 import os
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from threading import Thread
 from types import ModuleType
 
@@ -75,6 +77,17 @@ def test_what_opens_data_is_watched_without_a_profiler(monkeypatch: pytest.Monke
         assert dist.distributed_c10d._get_group_size is before
     assert asked == ["WORLD_SIZE", "get_world_size"]
     assert type(os.environ) is environment
+
+
+@pytest.mark.parametrize("queries", [size_queries, world_queries])
+def test_who_goes_through_all_variables_asks_for_none(
+    queries: Callable[[], AbstractContextManager[list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a package that torch.compile loads does."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with queries() as asked:
+        assert ("WORLD_SIZE", "3") in list(os.environ.items())
+    assert asked == []
 
 
 def test_ranks_and_other_threads_may_be_asked_for() -> None:
