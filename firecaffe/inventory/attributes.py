@@ -6,6 +6,7 @@ always written before it is read (a cache) does not.
 """
 
 import hashlib
+import itertools
 import random
 import sys
 from collections import deque
@@ -20,9 +21,12 @@ from torch import Tensor, nn
 
 from firecaffe.cluster.agree import digest
 
-OF_TORCH = frozenset(vars(nn.Module()))
+HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"}
+"""Members of modules with functions of a user, which may keep something."""
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
+OF_TORCH = frozenset(vars(nn.Module())) - HOOKS
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), itertools.count)
 DEEPEST = 6
 """The most levels of nested containers that are searched."""
 
@@ -72,7 +76,7 @@ def _kept(path: str, value: Any, known: set[int], depth: int) -> Iterator[tuple[
         if not isinstance(value, Tensor | np.ndarray):
             yield path, value
         return
-    if isinstance(value, (list, tuple, deque, dict)):
+    if isinstance(value, (list, tuple, deque, set, dict)):
         yield f"len({path})", len(value)
         inside = value.items() if isinstance(value, dict) else enumerate(value)
         items = [(f"{path}[{key!r}]", v) for key, v in inside] if len(value) <= FEW else []
@@ -92,7 +96,11 @@ def _of_module(prefix: str, module: nn.Module, known: set[int]) -> Iterator[tupl
     for word, value in list(vars(module).items()):
         if word not in OF_TORCH:
             path = f"{prefix}.{word}" if prefix else word
-            yield from _leaves(path, value, known, DEEPEST)
+            kept = list(value.values()) if word in HOOKS else value  # not by torch's number
+            yield from _leaves(path, kept, known, DEEPEST)
+    for word, parameter in module.named_parameters(prefix, recurse=False):
+        hooks = list((parameter._backward_hooks or {}).values())
+        yield from _leaves(f"{word}._backward_hooks", hooks, known, DEEPEST)
 
 
 def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tuple[str, Any]]:
@@ -104,7 +112,7 @@ def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tupl
             for name, module in value.named_modules():
                 known.add(id(module))
                 yield from _of_module(f"{path}.{name}" if name else path, module, known)
-    elif isinstance(value, (list, tuple, deque)) and depth:
+    elif isinstance(value, (list, tuple, deque, set)) and depth:
         yield f"len({path})", len(value)
         for place, item in enumerate(value):
             yield from _leaves(f"{path}[{place}]", item, known, depth - 1)
@@ -130,7 +138,9 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, type) or (home.__module__ or "").partition(".")[0] in LIBRARIES:
         return []
     if not isinstance(value, FunctionType):
-        return list(getattr(value, "__dict__", {}).items())
+        state: Any = object.__getstate__(value)  # its __dict__, or the pair of that and its slots
+        parts = state if isinstance(state, tuple) else (state,)
+        return [item for part in parts if part for item in part.items()]
     cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
     return [(word, cell.cell_contents) for word, cell in cells if _is_bound(cell)]
 

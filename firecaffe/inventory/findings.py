@@ -280,3 +280,25 @@ class Inventory:
             "loss": self.loss,
             **{f"forward_{name}": value for name, value in asdict(self.changes).items()},
         }
+
+
+def doubts_of_network(
+    inventory: Inventory | None, carried: Sequence[str], repeats: bool
+) -> list[str]:
+    """Return why another number of workers may not give the same bits.
+
+    Args:
+        inventory: What forward showed; None of a network in parts, whose attributes do not count.
+        carried: The attributes that forward and backward together carry over.
+        repeats: Whether backward gave the same gradients a second time.
+    """
+    doubts = [] if inventory is None else list(inventory.doubts)
+    by_backward = [] if inventory is None else [p for p in carried if p not in inventory.carried]
+    if by_backward:
+        doubts.append(
+            f"backward carries over {some_of(by_backward)}, in a hook or a function of the "
+            "network: no checkpoint and no other worker has it"
+        )
+    elif not repeats and (inventory is None or inventory.repeats):
+        doubts.append(OTHER_GRADIENTS)
+    return doubts

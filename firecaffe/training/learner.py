@@ -23,7 +23,8 @@ from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.probe import Probe, run_probe
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.inventory.findings import OTHER_GRADIENTS, Inventory
+from firecaffe.inventory.attributes import attributes_of, carried_over
+from firecaffe.inventory.findings import Inventory, doubts_of_network
 from firecaffe.inventory.network_state import ForwardWatch
 from firecaffe.inventory.world_queries import doubts_of_world, world_queries
 from firecaffe.models.config import ModelConfig
@@ -190,7 +191,7 @@ def build_learner(
     look = FirstLook(holding.forward, run.keeps_frozen)  # watches the forwards that follow, too
     check_outputs(holding.forward, batches, recipe, parts.has_own_task, holding.try_outputs)
     inventory = holding.examine(look, batches)
-    probe, cost = _probe(recipe, holding, batches, mesh)
+    probe, carried, cost = _probe(recipe, holding, batches, mesh)
     delayed = recipe.synchrony.delayed_updates(served_learners)
     update = make_update(run, holding, probe, mesh, delayed)
     mode, best = make_mode(run, update, mesh, served_learners), Best(task.measure)
@@ -202,7 +203,7 @@ def build_learner(
     first_weights = file.read_into(state, outline)
     doubts += _begin(run, update, state, checkpoint)
     doubts += doubts_of(run, world, probe, checkpoint)
-    doubts += _doubts_of_network(inventory, probe)
+    doubts += doubts_of_network(inventory, carried, probe.repeats)
     findings = Findings(
         num_parameters=unsplit.num_parameters,
         own_code=code,
@@ -227,39 +228,39 @@ def _check_trained(recipe: Recipe, trained: Mapping[str, nn.Parameter]) -> None:
         check_float32(recipe, trained)
 
 
-def _doubts_of_network(inventory: Inventory | None, probe: Probe) -> list[str]:
-    doubts = [] if inventory is None else list(inventory.doubts)
-    if not probe.repeats and (inventory is None or inventory.repeats):
-        doubts.append(OTHER_GRADIENTS)
-    return doubts
-
-
 def _numbers(holding: Holding, update: EveryRank) -> dict[str, Numbers]:
     return {"scaler": ScalerNumbers(holding.forward.scaler), "scalars": update.numbers()}
 
 
 def _probe(
     recipe: Recipe, holding: Holding, batches: Batches, mesh: Mesh
-) -> tuple[Probe, float | None]:
+) -> tuple[Probe, list[str], float | None]:
     forward, world = holding.forward, mesh.world
     first, reference = batches.train_batch(0, 0), holding.reference()
 
     def backward() -> Tensor | None:
         return holding.first_backward(map_batch(Tensor.clone, first))
 
+    def watched() -> Tensor | None:
+        loss = backward()
+        attributes.append(attributes_of(forward.model))
+        return loss
+
     watch, is_exact = ForwardWatch(forward.model), is_repeatable(forward)
+    attributes = [attributes_of(forward.model)]
     probe = run_probe(
         buffers=forward.buffers,
         named=holding.named,
-        backward=backward,
+        backward=watched,
         world=world,
         column=mesh.column,
         beside=reference,
         twice=is_exact,
     )
     raise_first(world, watch.line_after_backward())
+    carried = carried_over(*attributes) if is_exact else []
     is_timed = world.device.type == "cuda" and recipe.train.deterministic
-    return probe, _cost_of_determinism(forward, backward) if is_timed else None
+    return probe, carried, _cost_of_determinism(forward, backward) if is_timed else None
 
 
 def _begin(run: Run, update: EveryRank, state: State, checkpoint: Checkpoint | None) -> list[str]:

@@ -139,7 +139,9 @@ CASES: dict[str, Case] = {
     "teacher, in backward": Case(
         lambda: around(in_backward.Following()), ends="backward changes the parameter 2.teacher"
     ),
-    "a hook that keeps norms": Case(in_backward.scaling, told="other gradients", doubted=True),
+    "a hook that keeps norms": Case(
+        in_backward.scaling, told="backward carries over", doubted=True
+    ),
     "a buffer of a hook": Case(
         lambda: around(in_backward.NormsInBuffer()), told="backward changes the buffer 2.norm"
     ),

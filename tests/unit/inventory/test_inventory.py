@@ -1,5 +1,6 @@
 """What a network has, changes and draws, and what its loss is a mean of."""
 
+import itertools
 import random
 from collections.abc import Callable
 from functools import partial
@@ -90,6 +91,16 @@ class Counting:
         return self(outputs, targets)
 
 
+class InSlots:
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = itertools.count()
+
+    def __call__(self, outputs: Tensor, _: Tensor) -> Tensor:
+        return outputs.mean() * next(self.calls)
+
+
 def closure() -> Loss:
     calls = 0
 
@@ -106,6 +117,7 @@ LOSSES_THAT_COUNT: dict[str, Loss] = {
     "loss.func.calls": partial(Counting()),
     "loss.calls by a method": Counting().method,
     "loss.calls in a closure": closure(),
+    "loss.calls in slots": InSlots(),
 }
 
 
@@ -126,6 +138,27 @@ def test_what_a_schedule_that_a_network_calls_counts_is_seen() -> None:
     network = Composed(lambda module, values: module.schedule(values, values), schedule=Counting())
     seen = carried(lambda: attributes_of(network), lambda: network(VALUES))
     assert seen == ["schedule.calls"]
+
+
+HOOKED: dict[str, Callable[[nn.Linear, Callable[..., None]], object]] = {
+    "_forward_pre_hooks": nn.Linear.register_forward_pre_hook,
+    "_forward_hooks": nn.Linear.register_forward_hook,
+    "_backward_hooks": nn.Linear.register_full_backward_hook,
+    "weight._backward_hooks": lambda layer, hook: layer.weight.register_hook(hook),  # type: ignore[no-untyped-call]
+}
+
+
+@pytest.mark.parametrize("member", HOOKED)
+def test_what_a_hook_keeps_is_seen(member: str) -> None:
+    layer, kept = nn.Linear(layers.WIDTH, 2), set[int]()
+
+    def hook(*_: object) -> None:
+        kept.add(len(kept))
+
+    HOOKED[member](layer, hook)
+    values = VALUES.clone().requires_grad_()
+    seen = carried(lambda: attributes_of(layer), lambda: layer(values).sum().backward())
+    assert seen[0] == f"len({member}[0].kept)"
 
 
 class Seen(Dataset[Tensor]):
