@@ -121,6 +121,9 @@ def _variables_of_ranks(hosts: Hosts, address: str, secret: bytes) -> dict[str, 
     }
     defaults = {
         "OMP_NUM_THREADS": "1",  # the recipe sets the ranks' threads
+        # Else each process goes through a set of texts in another order, for example as a network
+        # makes a layer of each, or a data set a number of each class.
+        "PYTHONHASHSEED": "0",
         # Autograd allocates more small blocks than glibc's cache of a thread holds by default (7 of
         # each size): nin_small's step on one worker then takes 3 % longer.
         "GLIBC_TUNABLES": "glibc.malloc.tcache_count=2000",

@@ -68,7 +68,8 @@ def test_variables_of_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
     assert os.environ[ATTEMPT] == "before"
     assert os.environ[SET] == "by another thread"
     assert not cleared
-    for name in ("OMP_NUM_THREADS", "GLIBC_TUNABLES"):
+    for name in ("OMP_NUM_THREADS", "PYTHONHASHSEED", "GLIBC_TUNABLES"):
+        assert name in _variables_of_ranks(Hosts(1), LOOPBACK, b"a secret")
         monkeypatch.setenv(name, "3")  # a caller's word for ranks is kept
         assert _variables_of_ranks(Hosts(1), LOOPBACK, b"a secret")[name] == "3"
 
