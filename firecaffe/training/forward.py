@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.backends import mha
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_map
 
@@ -57,6 +59,11 @@ def check_compiler(device: str) -> None:
         ) from None
 
 
+ATTENTION: list[SDPBackend] = [
+    kernel for kernel in SDPBackend.__members__.values() if kernel != SDPBackend.ERROR
+]
+"""The kernels of attention that torch may choose from."""
+
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 """The variable of cuBLAS's workspace, which torch reads once, with the first deterministic call."""
 
@@ -83,13 +90,19 @@ def arithmetic(config: TrainConfig, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _default_modes(device: torch.device) -> Iterator[None]:
-    """Set torch's modes as in a new process: gradients and oneDNN on, float32, no autocast."""
+    """Set torch's modes as in a new process.
+
+    Gradients, oneDNN and all kernels of attention are on; float32, no autocast.
+    """
     with ExitStack() as before:
         if torch.get_default_device().type != "cpu":  # for new tensors
             before.enter_context(torch.device("cpu"))
         before.enter_context(torch.inference_mode(False))
         before.enter_context(torch.enable_grad())
         before.enter_context(_outside_autocast(device.type))
+        before.enter_context(sdpa_kernel(ATTENTION))
+        before.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(True)
         library: Any = torch.backends.mkldnn
         _set(library, "enabled", True, before)
         for operations in (library.matmul, library.conv, library.rnn):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import firecaffe
 from firecaffe.cluster.world import World
@@ -163,6 +165,22 @@ def test_the_modes_of_who_calls_a_training_change_no_bit(autocast: str, tmp_path
             result = firecaffe.train(recipe, Everything, *data)
             digests[name] = result.weights_sha256
     assert len(set(digests.values())) == 1, digests
+
+
+def test_attention_has_the_kernel_that_it_has_on_workers() -> None:
+    values = torch.rand(1, 1, 64, 8, generator=torch.Generator().manual_seed(0))
+    attend = partial(F.scaled_dot_product_attention, values, values, values)
+    on_workers, were = attend(), torch.backends.mha.get_fastpath_enabled()
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.backends.mha.set_fastpath_enabled(False)
+        allowed = attend()
+        with arithmetic(TrainConfig(), torch.device("cpu")):
+            assert torch.equal(attend(), on_workers)
+            assert torch.backends.mha.get_fastpath_enabled()
+        assert torch.equal(attend(), allowed)
+        assert not torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(were)
+    assert not torch.equal(allowed, on_workers)
 
 
 @pytest.mark.parametrize("outer", [nullcontext, MODES["autocast"]])
