@@ -206,12 +206,14 @@ class LinkChoice:
     def assumptions(self) -> list[str]:
         work, (cluster, rows) = self.work, self.offers[0]
         link = cluster.links[-1]
+        keeps = all(row.keeps_bits for _, own in self.offers for row in own)
         lines = [
             f"precision {work.precision}; computing may be off by "
             f"{error_of(work, cluster.device):.0%}, which is the same at all links, and each link "
             f"by {link.error:.0%}",
             f"a cell has samples/s, efficiency{' and hours' if hours_of(rows[-1]) else ''}, by the "
-            f"fastest exchange that keeps the bits{' of its codec' * bool(_coded(self.offers))}",
+            f"fastest exchange{' that keeps the bits' * keeps}"
+            f"{' of its codec' * bool(_coded(self.offers))}",
             *_coded(self.offers),
             "Ethernet by TCP: its payload is 0.956 of the rate; a message takes "
             + ", ".join(

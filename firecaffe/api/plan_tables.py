@@ -122,10 +122,10 @@ def plan_table(work: Workload, cluster: Cluster, rows: Sequence[Forecast], is_lo
 def shown_rows(
     work: Workload, cluster: Cluster, rows: Sequence[Forecast], is_long: bool
 ) -> list[Forecast]:
-    """Return each number of workers' three fastest and the recipe's own; with `is_long` all."""
+    """Return each number of workers' three fastest, the advised and the own; or all."""
     shown = []
     for workers, own in by_workers(rows):
-        first = own if is_long else own[: 1 if workers == 1 else 3]
+        first = own if is_long else [*own[: 1 if workers == 1 else 3], *fastest(own)]
         shown += [row for row in own if row in first or is_own(row, work, cluster)]
     return shown
 

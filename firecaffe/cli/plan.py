@@ -17,7 +17,7 @@ ABOUT = (
 NOTES = (
     "The table shows the three fastest exchanges and the recipe's, then what limits, what to "
     "change first, and the largest useful number of workers: each further one brings at least half "
-    "of what one does alone. `native` is the backend's own and promises no bits, so it is not "
+    "of what one does alone. An exchange that does not keep the bits of one worker is not "
     "recommended.",
     "Memory is a range: what is counted, to that plus what libraries have used in our runs. ! "
     "means that it does not fit, ? that it may not.",

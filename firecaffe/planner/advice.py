@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import NATIVE
 from firecaffe.exchange.route import FOLD
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
@@ -78,7 +77,7 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Advised
     way = row.exchange, row.compressor
     changed = [_change(what, row, work, on, *way) for what, work, on in worlds]
     ways = [
-        [(name, NO_COMPRESSOR) for name in _kept_exchanges(cluster, row)],
+        [(name, NO_COMPRESSOR) for name in _exchanges_that_keep_bits(workload, cluster, row)],
         [("tree", name) for name in PRICED],
     ]
     for names in ways if row.workers > 1 else ():
@@ -92,8 +91,10 @@ def changes(workload: Workload, cluster: Cluster, row: Forecast) -> list[Advised
     return sorted(kept, key=lambda change: change.gain, reverse=True)
 
 
-def _kept_exchanges(cluster: Cluster, row: Forecast) -> list[str]:
-    return [name for name in exchanges_on(cluster, row.workers) if name != NATIVE]
+def _exchanges_that_keep_bits(workload: Workload, cluster: Cluster, row: Forecast) -> list[str]:
+    network = Network(cluster.links, row.workers)
+    names = exchanges_on(cluster, row.workers)
+    return [name for name in names if route_of(workload, name, network).is_invariant]
 
 
 def _change(
@@ -187,11 +188,11 @@ def _other_ways(
     workload: Workload, cluster: Cluster, best: Forecast, rows: Sequence[Forecast]
 ) -> list[str]:
     same = [row for row in rows if row.workers == best.workers > 1 and row is not best]
+    faster = [row for row in same if row.step_s < best.step_s and _times(row) != _times(best)]
     said = [
-        f"{row.exchange}, the backend's own exchange, would be faster ({_times(row)}), but it does "
-        "not keep the bits, so it is not advised."
-        for row in same
-        if row.exchange == NATIVE and row.step_s < best.step_s and _times(row) != _times(best)
+        f"{row.exchange} would be faster ({_times(row)}), but it does not keep the bits of one "
+        "worker, so it is not advised."
+        for row in sorted(faster, key=lambda row: row.step_s)[:1]
     ]
     by_recipe = [row for row in same if is_own(row, workload, cluster)]
     said += [
@@ -218,7 +219,7 @@ def folded(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> li
         return []
     return [
         f"With {', '.join(map(str, numbers))} workers, shares of {workload.num_micro_batches} "
-        f"micro-batches are no subtrees, so {FOLD} sums instead of the exchange that is named."
+        f"micro-batches are no subtrees, so {FOLD} sums instead of an exchange in tree order."
     ]
 
 

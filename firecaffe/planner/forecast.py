@@ -13,7 +13,7 @@ from math import ceil, exp, expm1, inf, sqrt
 from typing import Any
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import EXCHANGES, NATIVE
+from firecaffe.exchange import EXCHANGES
 from firecaffe.exchange.choose import AUTO
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import NO_COMPRESSOR
@@ -23,7 +23,7 @@ from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.epochs_law import Epochs
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device
 from firecaffe.planner.simulate import Network
-from firecaffe.planner.step_cost import Scales, Step, StepCost, recipe_exchange
+from firecaffe.planner.step_cost import Scales, Step, StepCost, recipe_exchange, route_of
 from firecaffe.planner.update_price import update_of
 from firecaffe.planner.workload import Workload
 from firecaffe.resume_advice import option
@@ -66,6 +66,8 @@ class Forecast:
     workers: int
     exchange: str
     compressor: str
+    keeps_bits: bool
+    """Whether the training ends in the bits of one worker."""
     micro_batches: int
     """Micro-batches of the busiest worker."""
     step_s: float
@@ -164,10 +166,12 @@ def forecast(
         to_accuracy = steps * step.step_s / kept / 3600
     costly_hours = hours if hours is not None else to_accuracy
     kwh = _kwh(cluster, hosts, world_size, costly_hours)
+    route = route_of(cost.workload, exchange, Network(cluster.links, world_size))
     return Forecast(
         workers=world_size,
         exchange=exchange,
         compressor=compressor,
+        keeps_bits=compressor != NO_COMPRESSOR or route.is_invariant,
         micro_batches=ceil(workload.num_micro_batches / world_size),
         step_s=step.step_s,
         low=low,
@@ -264,12 +268,12 @@ def is_own(row: Forecast, workload: Workload, cluster: Cluster) -> bool:
 
 
 def fastest(rows: Sequence[Forecast]) -> list[Forecast]:
-    """The fastest row of each number of workers; `native`, the control, only if no other."""
+    """The fastest row of each number of workers; one that changes bits only if no other."""
     by_workers: dict[int, list[Forecast]] = {}
     for row in rows:
         by_workers.setdefault(row.workers, []).append(row)
     return [
-        min(group, key=lambda row: (row.exchange == NATIVE, row.step_s))
+        min(group, key=lambda row: (not row.keeps_bits, row.step_s))
         for _, group in sorted(by_workers.items())
     ]
 

@@ -15,6 +15,7 @@ from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.codec_cost import PRICED, sent_share
 from firecaffe.planner.forecast import (
     best_interval_s,
+    by_workers,
     check_plan,
     exchanges_on,
     fastest,
@@ -89,10 +90,21 @@ def test_what_is_not_chosen_is_told_beside_the_fastest() -> None:
     assert f"exchange {chosen.exchange}, is as fast." in said  # by three digits
     slower = [replace(row, speedup=1.5) if row is chosen else row for row in rows]
     assert f"exchange {chosen.exchange}, gives 1.5 times." in paragraph(work, NODES, slower)
-    quicker = replace(best, exchange="native", step_s=best.step_s / 2, speedup=7.5)
-    said = paragraph(work, NODES, [*rows, quicker])
+    quicker = replace(best, exchange="native", keeps_bits=False, step_s=best.step_s / 2)
+    said = paragraph(work, NODES, [*rows, replace(quicker, speedup=7.5)])
     for part in (f"by the fastest exchange {best.exchange} ", "native", "(7.5 times)"):
         assert part in said
+
+
+def test_an_exchange_that_changes_bits_is_not_advised() -> None:
+    """A ring of 24 is the faster one, and its order of additions is no tree's."""
+    rows = forecasts(WORK, SLOW, [24], ["ring", "tree"])
+    assert [row.exchange for row in dict(by_workers(rows))[24]] == ["ring", "tree"]
+    assert fastest(rows)[0].exchange == "tree"
+    assert "ring would be faster" in paragraph(WORK, SLOW, rows)
+    advised = changes(WORK, SLOW, forecast(WORK, SLOW, 24, "parameter_server"))
+    assert not [change for change in advised if change.what == "exchange ring"]
+    assert fastest(forecasts(WORK, SLOW, [24], ["ring"]))[0].exchange == "ring"
 
 
 def test_every_exchange_has_a_row_and_a_nested_one_where_there_are_nodes() -> None:
