@@ -214,7 +214,11 @@ def _learn_rates(paths: Sequence[Path], clusters: Sequence[Cluster]) -> tuple[Cl
     is_given = clusters[0].name != DEFAULT_CLUSTER
     refuse_beside(f"{paths[0]}, which names its cluster", cluster=is_given)
     rates, cluster = load_rates(paths[0])
-    learned = learn_rates(cluster, rates.trainings)
+    try:
+        learned = learn_rates(cluster, rates.trainings)
+    except RecipeError as error:  # of a network
+        remedy = "of a network of others give parameters and layers"
+        raise RecipeError(f"{paths[0]}: {error}; {remedy}") from error
     return learned.whole(), [*learned.lines(), *judgement_lines(learned)]
 
 

@@ -304,3 +304,14 @@ def test_a_file_of_rates_brings_its_cluster_with_its_arithmetic(tmp_path: Path) 
     assert said["rows"][0]["images_per_s"] == pytest.approx(800.0, rel=0.02)
     code, _, err = plan(*words, "--cluster", "dgx-h100")
     assert (code, "--cluster has no effect beside" in err) == (2, True)
+
+
+def test_an_unknown_network_of_a_file_of_rates_is_refused_with_what_it_needs(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rates.toml"
+    path.write_text(RATES.replace("resnet50", "inception_v3"))
+    code, _, err = plan("--runs", str(path))
+    assert code == 2
+    for part in (str(path), "inception_v3", "parameters and layers"):
+        assert part in err
