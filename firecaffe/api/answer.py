@@ -20,6 +20,7 @@ from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import atomic_replace, check_writable, write_atomically
 from firecaffe.output import harmless
 from firecaffe.resume_advice import option
+from firecaffe.value_checks import digits_of
 
 if TYPE_CHECKING:
     from firecaffe.planner.cluster import Cluster
@@ -77,7 +78,7 @@ def numbers_table(
 
 
 def time_text(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return f"{digits_of(seconds)} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 PLAIN_SIGNS = {

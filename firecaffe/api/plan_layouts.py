@@ -36,6 +36,7 @@ from firecaffe.planner.step_cost import recipe_exchange
 from firecaffe.planner.workload import LayerWork, Workload
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
+from firecaffe.value_checks import digits_of
 
 MAX_WAYS_WORKERS = 512
 """Most workers: the search compares every pair of them."""
@@ -254,7 +255,7 @@ def _way_cells(plan: SplitPlan) -> list[str]:
     return [
         time_text(step.step_s),
         f"{plan.images_per_s:,.0f}",
-        f"{plan.speedup:.3g}",
+        digits_of(plan.speedup),
         *(time_text(time_s) for time_s in times),
         f"{sent[0]:,.1f} + {sent[1]:,.1f}",
         f"{plan.memory_bytes / 1e9:.2f} GB{'' if plan.fits else '!'}",

@@ -23,7 +23,7 @@ from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.forecast import Forecast, fastest, forecasts, most_useful
 from firecaffe.planner.precision import PRECISIONS, in_precision, precision_text
 from firecaffe.planner.workload import Workload
-from firecaffe.value_checks import count_of
+from firecaffe.value_checks import count_of, digits_of
 
 MIN_GAIN = 0.05
 """The least gain in samples/s, as a share, that a faster link must be sure to bring."""
@@ -148,8 +148,8 @@ class LinkChoice:
         speedup = gain_of(self.work, (cluster, row), (cluster, rows[0]))
         more = "" if useful == rows[-1].workers else " More bring less than half a worker each."
         return (
-            f"At {cluster.name} {_count(useful)} are {row.speedup:.3g} times as fast as one "
-            f"({1 + speedup.low:.3g} to {1 + speedup.high:.3g}).{more}"
+            f"At {cluster.name} {_count(useful)} are {digits_of(row.speedup)} times as fast as one "
+            f"({digits_of(1 + speedup.low)} to {digits_of(1 + speedup.high)}).{more}"
         )
 
     def _a_tenth_more(self, number: int) -> Iterator[str]:
@@ -285,7 +285,8 @@ def is_at_least(row: Forecast) -> bool:
 def _gain_text(gain: Gain) -> str:
     low, middle, high = gain.low, gain.middle, gain.high
     if middle >= 1:
-        return f"{1 + middle:.3g} times as fast, {1 + low:.3g} to {1 + high:.3g}"
+        times, least, most = (digits_of(1 + share) for share in (middle, low, high))
+        return f"{times} times as fast, {least} to {most}"
     return f"{middle:+.0%} samples/s, {low:+.0%} to {high:+.0%}"
 
 

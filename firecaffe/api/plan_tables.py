@@ -27,7 +27,7 @@ from firecaffe.resume_advice import option
 from firecaffe.runs.noise_scale import MAX_SAMPLES
 from firecaffe.synchrony.config import EVERY_STEP, SynchronyConfig
 from firecaffe.user_code import shown
-from firecaffe.value_checks import count_of
+from firecaffe.value_checks import count_of, digits_of
 
 MIN_SLOWED = 0.01
 """The least slow-down of backward that is reported, as a share of a step."""
@@ -170,7 +170,7 @@ def _cells(row: Forecast, device_bytes: float) -> list[str]:
         time_text(row.data_s),
         time_text(row.update_s),
         f"{row.images_per_s:,.0f}",
-        f"{row.speedup:.3g}",
+        digits_of(row.speedup),
         f"{row.efficiency:.0%}",
         _memory(row, device_bytes),
     ]
@@ -193,9 +193,9 @@ def totals(row: Forecast, cluster: Cluster) -> str:
     least = "at least " * (row.hours is None and epochs is not None and epochs.is_at_least)
     if row.kwh is not None:
         alone = "" if whole_node else " by the devices alone"
-        said.append(f"{least}{row.kwh:,.3g} kWh{alone}")
+        said.append(f"{least}{digits_of(row.kwh)} kWh{alone}")
     if row.usd is not None:
-        said.append(f"{least}{row.usd:,.4g} USD")
+        said.append(f"{least}{digits_of(row.usd, 4)} USD")
     if row.goodput < 1:
         said.append(f"{row.goodput:.1%} of the time, after failures and checkpoints")
     who = f"{row.workers} workers" if row.workers > 1 else "one worker"
@@ -221,7 +221,7 @@ def _hours_band(row: Forecast, hours: float) -> str:
 
 def hours_text(hours: float) -> str:
     if hours >= 48:
-        return f"{hours / 24:.3g} days"
+        return f"{digits_of(hours / 24)} days"
     if hours >= 1:
         return f"{hours:.3g} hours"
     return f"{hours * 60:.3g} minutes" if hours >= 1 / 60 else f"{hours * 3600:.3g} seconds"
@@ -229,7 +229,7 @@ def hours_text(hours: float) -> str:
 
 def _band(low_s: float, high_s: float) -> str:
     scale, unit = (1.0, "s") if high_s >= 1 else (1e3, "ms")
-    return f"{low_s * scale:.3g} - {high_s * scale:.3g} {unit}"
+    return f"{digits_of(low_s * scale)} - {digits_of(high_s * scale)} {unit}"
 
 
 def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:

@@ -28,6 +28,7 @@ from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, StepCost, route_of
 from firecaffe.planner.update_price import ALL, update_of
 from firecaffe.planner.workload import Workload
+from firecaffe.value_checks import digits_of
 
 MIN_GAIN = 0.02
 """A change that gains a smaller share of images per second is not mentioned."""
@@ -156,8 +157,8 @@ def _how_many(
     speedup = next((row.speedup for row in best if row.workers == useful), 1.0)
     use = "Use one worker"
     if useful > 1:
-        use = f"Use {useful} workers: {speedup:.3g} times as fast as one"
-    beyond = [f"{row.workers}: {row.speedup:.3g} times" for row in best if row.workers > useful]
+        use = f"Use {useful} workers: {digits_of(speedup)} times as fast as one"
+    beyond = [f"{row.workers}: {_times(row)}" for row in best if row.workers > useful]
     most = min(workload.num_micro_batches, cluster.most_devices or workload.num_micro_batches)
     if beyond:
         return f"{use}. Further ones bring less than half a worker each ({', '.join(beyond)})."
@@ -181,7 +182,7 @@ def _what_limits(row: Forecast) -> str:
 
 
 def _times(row: Forecast) -> str:
-    return f"{row.speedup:.3g} times"
+    return f"{digits_of(row.speedup)} times"
 
 
 def _other_ways(

@@ -10,10 +10,12 @@ import pytest
 
 from benchmarks.planner.published_scaling import FOLDER, forecast_rows
 from firecaffe import plan as firecaffe_plan
-from firecaffe.api.answer import write_cluster
+from firecaffe.api.answer import time_text, write_cluster
+from firecaffe.api.plan_tables import hours_text
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.learn_rates import load_rates
+from firecaffe.value_checks import digits_of
 from tests.cli.test_plan import ALEXNET, BATCH_OF_32, RECIPE, plan, planned
 from tests.kit.data_sheets import data_sheet
 
@@ -315,3 +317,19 @@ def test_an_unknown_network_of_a_file_of_rates_is_refused_with_what_it_needs(
     assert code == 2
     for part in (str(path), "inception_v3", "parameters and layers"):
         assert part in err
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (52_512.0, "52,500"),
+        (999.7, "1,000"),
+        (99.96, "100"),
+        (7.0, "7"),
+        (0.0442, "0.0442"),
+    ],
+)
+def test_a_large_figure_has_no_exponent(value: float, said: str) -> None:
+    assert digits_of(value) == said
+    if value >= 2:
+        assert (time_text(value), hours_text(24 * value)) == (f"{said} s", f"{said} days")
