@@ -28,8 +28,12 @@ SIZES_TO_FIT = 3
 
 def calibrated(cluster: Cluster, recipe: CheckedRecipe, rows: Sequence[StepTimes]) -> Cluster:
     """Add measured steps to the cluster, and fit its device to them if there are enough sizes."""
-    key = recipe.model.label, recipe.train.autocast
-    kept = tuple(row for row in cluster.device.measured if (row.model, row.autocast) != key)
+    key, inputs = (recipe.model.label, recipe.train.autocast), {"", *(row.inputs for row in rows)}
+    kept = tuple(
+        row
+        for row in cluster.device.measured
+        if (row.model, row.autocast) != key or row.inputs not in inputs
+    )
     device = dataclasses.replace(cluster.device, measured=())
     if len(rows) >= SIZES_TO_FIT:
         device = _fitted(device, recipe, rows)

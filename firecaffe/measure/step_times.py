@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from firecaffe.cluster.world import World
 from firecaffe.data import Batches, Dataset, SampleOrder, TensorDataset, open_data
+from firecaffe.data.dataset import tree_text
 from firecaffe.errors import DataError
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.probe import run_probe
@@ -63,6 +64,8 @@ class StepTimes:
     update_s: tuple[float, ...]
     memory_bytes: int
     """The most memory in use on a GPU; on a CPU this process's resident memory."""
+    inputs: str = ""
+    """A sample's dtype and shape."""
 
     @property
     def images_per_s(self) -> float:
@@ -76,6 +79,7 @@ class StepTimes:
             data_s=median(self.data_s),
             update_s=median(self.update_s),
             autocast=recipe.train.autocast,
+            inputs=self.inputs,
             error=max(relative_spread(self.compute_s), 0.01),
         )
 
@@ -149,6 +153,7 @@ def _timed(
         tuple(timing.data_s / micro_batches for timing in timings),
         tuple(timing.update_s for timing in timings),
         used,
+        tree_text(batches.layout.inputs),
     )
 
 

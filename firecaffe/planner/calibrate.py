@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from firecaffe.data.dataset import tree_text
 from firecaffe.errors import RunError
 from firecaffe.planner.cluster import Cluster, Link, MeasuredStep
 from firecaffe.planner.forecast import forecast
@@ -219,12 +220,13 @@ def _alone_s(run: FinishedRun, cluster: Cluster) -> float:
 
 def _rows(runs: Sequence[FinishedRun], cluster: Cluster) -> list[MeasuredStep]:
     """Merge runs of the same network and size: medians, with their differences as error."""
-    by_case: dict[tuple[str, str, int], list[FinishedRun]] = defaultdict(list)
+    by_case: dict[tuple[str, str, str, int], list[FinishedRun]] = defaultdict(list)
     for run in runs:
         work = run.workload
-        by_case[work.model, work.autocast, work.micro_batch_size].append(run)
+        inputs = tree_text(work.layout.inputs)
+        by_case[work.model, work.autocast, inputs, work.micro_batch_size].append(run)
     rows = []
-    for (model, autocast, size), same_case in by_case.items():
+    for (model, autocast, inputs, size), same_case in by_case.items():
         each_s = [_alone_s(run, cluster) / run.micro_batches for run in same_case]
         middle_s = median(each_s)
         differ = (max(each_s) - min(each_s)) / 2 / middle_s
@@ -236,6 +238,7 @@ def _rows(runs: Sequence[FinishedRun], cluster: Cluster) -> list[MeasuredStep]:
                 data_s=median(run.parts["data_s"] / run.micro_batches for run in same_case),
                 update_s=median(run.parts["update_s"] for run in same_case),
                 autocast=autocast,
+                inputs=inputs,
                 error=max(differ, *(run.error for run in same_case)),
             )
         )

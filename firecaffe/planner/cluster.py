@@ -39,13 +39,15 @@ class MeasuredStep:
     """The optimizer's update, once a step."""
     autocast: str = "none"
     tf32: bool = False
+    inputs: str = ""
+    """A sample's dtype and shape, as float32 3x224x224; empty if unknown, which fits any."""
     error: Amount = 0.0
     """Half the spread of the middle four fifths of the samples, over their median."""
 
     @property
-    def conditions(self) -> tuple[str, str, bool, int]:
-        """The network, its arithmetic and its size."""
-        return self.model, self.autocast, self.tf32, self.micro_batch_size
+    def conditions(self) -> tuple[str | int, ...]:
+        """The network, its arithmetic, its inputs and its size."""
+        return self.model, self.autocast, self.tf32, self.inputs, self.micro_batch_size
 
     def scaled(self, compute: float, data: float, update: float) -> Self:
         return replace(

@@ -16,6 +16,7 @@ from math import log
 
 import numpy as np
 
+from firecaffe.data.dataset import tree_text
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.models.kernel import CONVOLUTIONS, DEPTHWISE, ELEMENTWISE, MULTIPLIES, NORM, Kernel
 from firecaffe.planner.cluster import Device, MeasuredStep
@@ -196,10 +197,12 @@ def error_of(workload: Workload, device: Device) -> float:
 
 
 def _rows(workload: Workload, device: Device) -> list[MeasuredStep]:
+    asked = workload.model, workload.autocast, workload.tf32
+    inputs = "", tree_text(workload.layout.inputs)
     return [
         row
         for row in device.measured
-        if (row.model, row.autocast, row.tf32) == (workload.model, workload.autocast, workload.tf32)
+        if (row.model, row.autocast, row.tf32) == asked and row.inputs in inputs
     ]
 
 

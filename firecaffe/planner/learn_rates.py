@@ -323,7 +323,7 @@ class Posterior:
 
 def merged(steps: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
     """Merge steps of one network, arithmetic and size, with a band that reaches to all of them."""
-    same: dict[tuple[str, str, bool, int], list[MeasuredStep]] = defaultdict(list)
+    same: dict[tuple[str | int, ...], list[MeasuredStep]] = defaultdict(list)
     for step in steps:
         same[step.conditions].append(step)
     return tuple(

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from firecaffe import DataConfig, ModelConfig, Recipe, SolverConfig, TrainConfig
+from firecaffe.data.dataset import tree_text
 from firecaffe.errors import RecipeError
 from firecaffe.generators import TORCH
 from firecaffe.gradients.reducer import GradientReducer
@@ -60,6 +61,7 @@ def test_the_ready_order_is_of_the_parameters_that_are_trained(
     timed = measured_step.time_steps(recipe, cpu, 2, 0.0, micro_batches=1)
     (reducer,) = made
     assert len(timed.compute_s) == measured_step.MIN_STEPS
+    assert timed.inputs == tree_text(workload_of(recipe).layout.inputs)
     trained = [p for p in frozen_below().parameters() if p.requires_grad]
     assert [p.shape for p in reducer.parameters] == [p.shape for p in trained]
     assert all(p.grad is not None and p.grad.any() for p in reducer.parameters)

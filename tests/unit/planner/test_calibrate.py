@@ -11,8 +11,10 @@ import pytest
 from firecaffe.errors import RunError
 from firecaffe.planner.calibrate import fit, learn, line
 from firecaffe.planner.cluster import Cluster, load_cluster
+from firecaffe.planner.compute_time import correction
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.recipe_workload import workload_of
+from firecaffe.planner.workload import images_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.sections import Recipe
@@ -134,6 +136,9 @@ def test_compute_is_replaced_and_runs_that_differ_widen_its_band(tmp_path: Path)
     expected, learned = (forecast(work, on, 1, "tree").compute_s for on in (twice, told))
     assert learned == pytest.approx(expected, rel=0.11)
     assert row.error == pytest.approx(0.1, rel=0.2)
+    larger = replace(work, layout=images_of((1, 56, 56)))
+    corrections = [correction(of, told.device, work.micro_batch_size) for of in (work, larger)]
+    assert corrections == [pytest.approx(2.0, rel=0.15), 1.0]
     told, _ = learn(true, [tmp_path / "a", a_run(tmp_path / "b", true, 1, "tree")])
     assert told.device.measured[0].error > 0.2
 
