@@ -179,11 +179,6 @@ def learn(
 def _read(folder: Path, trust_code: bool) -> FinishedRun:
     if not (folder / FORECAST).is_file():
         raise RunError(f"{folder}: has no {FORECAST}; only a run that was forecast teaches a plan")
-    recipe = recipe_of(folder, trust_code=trust_code)
-    timings = require_timings(folder)
-    parts = measured_parts(timings)
-    computed = [[row["compute_s"] for row in rows[1:]] for rows in timings.values()]
-    scatter = [relative_spread(seconds) for seconds in computed if len(seconds) > 1]
     predicted = read_run_file(folder, FORECAST)
     if "mode" in predicted:
         raise RunError(
@@ -195,13 +190,17 @@ def _read(folder: Path, trust_code: bool) -> FinishedRun:
             f"{folder}: its network is split over workers; a plan learns from whole networks"
         )
     predicted = read_run_file(folder, FORECAST, LearnableForecast)
+    recipe = recipe_of(folder, trust_code=trust_code)
+    timings = require_timings(folder)
+    computed = [[row["compute_s"] for row in rows[1:]] for rows in timings.values()]
+    scatter = [relative_spread(seconds) for seconds in computed if len(seconds) > 1]
     return FinishedRun(
         folder,
         workload_of(recipe),
         len(timings),
         predicted["exchange"],
         predicted["compressor"],
-        parts,
+        measured_parts(timings),
         max(MIN_ERROR, median(scatter)) if scatter else 0.5,
     )
 
