@@ -145,6 +145,10 @@ class Parallel:
                 f"{option('draw')} shows layouts, and a recipe's stages; a "
                 "pipeline alone has neither"
             )
+        if plan.workers > MAX_RANKS:
+            raise RecipeError(
+                f"{option('draw')} shows at most {MAX_RANKS} workers; found {plan.workers}"
+            )
         title = f"{_way(plan)} on {plan.workers} workers"
         if plan.crossings:
             return f"{title}\n{draw_stages(plan, self.work.layers)}"
@@ -267,8 +271,8 @@ MAX_RANKS = 16
 
 OWN, OTHERS = "█", "·"
 
-DRAWING_HEADERS = ("layers", "by", "samples", "gradients")
-
+DrawnRow = tuple[str, str, list[str], str, str]
+"""Layers, the word of their split, a cell for each rank, whose samples, who sums the gradients."""
 
 INSIDE = {ROWS: "halos and sums of gradients", PATHS: "sums of gradients"}
 """Names of the data exchanged within a layer, by the word of its split."""
@@ -278,10 +282,9 @@ def draw(plan: SplitPlan, cost: SplitCost) -> str:
     """Draw a line for each run of layers in one layout, and for each exchange between them.
 
     A layer's line shows the parts that each rank holds. An exchange's line shows the MB of
-    activations that each worker sends in a step. Raises RecipeError if there are too many ranks.
+    activations that each worker sends in a step.
     """
-    _check_ranks(plan.workers)
-    rows: list[tuple[str, str, list[str], str, str] | str] = []
+    rows: list[DrawnRow | str] = []
     names: list[str] = []
     pairs = [*zip(cost.chain, plan.layouts, strict=True)]
     between = (cost.between(at, *pair) for at, pair in enumerate(pairwise(plan.layouts)))
@@ -317,9 +320,7 @@ def _called(name: str, words: tuple[str, str], layout: LayerLayout) -> str:
     return f"{name}\t{word}"
 
 
-def _row(
-    names: Sequence[str], layout: LayerLayout
-) -> Iterator[tuple[str, str, list[str], str, str]]:
+def _row(names: Sequence[str], layout: LayerLayout) -> Iterator[DrawnRow]:
     for word, own in groupby(names, lambda name: name.partition("\t")[2]):
         first, *rest = (called.partition("\t")[0] for called in own)
         name = f"{first} … {rest[-1]}" if rest else first
@@ -341,18 +342,18 @@ def held(layout: LayerLayout, rank: int) -> str:
     return OTHERS * (place * own) + OWN * own + OTHERS * (parts - (place + 1) * own)
 
 
-def _lines(rows: Sequence[tuple[str, str, list[str], str, str] | str], workers: int) -> str:
+def _lines(rows: Sequence[DrawnRow | str], workers: int) -> str:
     widest = max(len(row[2][0]) for row in rows if not isinstance(row, str))
     shown = [row if isinstance(row, str) else _whole(row, widest) for row in rows]
     ranks = [f"rank {rank}" for rank in range(workers)]
-    table = [(DRAWING_HEADERS[0], DRAWING_HEADERS[1], *ranks, *DRAWING_HEADERS[2:])]
+    table = [("layers", "by", *ranks, "samples", "gradients")]
     table += [row for row in shown if not isinstance(row, str)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     body = (f"  {row}" if isinstance(row, str) else _line(row, widths) for row in shown)
     return "\n".join([_line(table[0], widths), *body])
 
 
-def _whole(row: tuple[str, str, list[str], str, str], widest: int) -> tuple[str, ...]:
+def _whole(row: DrawnRow, widest: int) -> tuple[str, ...]:
     name, word, cells, *rest = row
     return (name, word, *(cell if len(cell) > 1 else cell * widest for cell in cells), *rest)
 
@@ -362,14 +363,13 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def draw_stages(plan: SplitPlan, layers: Sequence[LayerWork]) -> str:
-    """Draw each stage with its ranks, and each cut. Raises RecipeError for too many ranks."""
-    _check_ranks(plan.workers)
+    """Draw each stage with its ranks, and each cut."""
     assert plan.words is not None
     names = plan.words.stages
     works = works_of(layers, names)
     batch, size = plan.workers // plan.model, plan.words.num_stages
     per_stage = plan.model // size
-    rows: list[tuple[str, str, list[str], str, str] | str] = []
+    rows: list[DrawnRow | str] = []
     for stage, calls in enumerate(works):
         own = [rank % plan.model // per_stage for rank in range(plan.workers)]
         cells = [OWN if number == stage else OTHERS for number in own]
@@ -382,8 +382,3 @@ def draw_stages(plan: SplitPlan, layers: Sequence[LayerWork]) -> str:
                 f"↕ {crossing.forward:,.0f} numbers a sample, {crossing.backward:,.0f} back"
             )
     return _lines(rows, plan.workers)
-
-
-def _check_ranks(workers: int) -> None:
-    if workers > MAX_RANKS:
-        raise RecipeError(f"{option('draw')} shows at most {MAX_RANKS} workers; found {workers}")

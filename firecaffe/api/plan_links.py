@@ -95,9 +95,10 @@ class LinkChoice:
     def _faster(self, number: int) -> range:
         return range(number + 1, len(self.offers))
 
-    def _gain(self, other: int, over: int, place: int = -1) -> Gain:
+    def _gain(self, other: int, over: int) -> Gain:
+        """The gain on the largest number of workers."""
         (on, rows), (over_on, over_rows) = self.offers[other], self.offers[over]
-        return gain_of(self.work, (on, rows[place]), (over_on, over_rows[place]))
+        return gain_of(self.work, (on, rows[-1]), (over_on, over_rows[-1]))
 
     @cached_property
     def sentences(self) -> list[str]:
@@ -205,15 +206,14 @@ class LinkChoice:
     @cached_property
     def assumptions(self) -> list[str]:
         work, (cluster, rows) = self.work, self.offers[0]
-        link = cluster.links[-1]
+        link, hours = cluster.links[-1], " and hours" if rows[-1].whole_hours else ""
         keeps = all(row.keeps_bits for _, own in self.offers for row in own)
         lines = [
             f"precision {work.precision}; computing may be off by "
             f"{error_of(work, cluster.device):.0%}, which is the same at all links, and each link "
             f"by {link.error:.0%}",
-            f"a cell has samples/s, efficiency{' and hours' if hours_of(rows[-1]) else ''}, by the "
-            f"fastest exchange{' that keeps the bits' * keeps}"
-            f"{' of its codec' * bool(_coded(self.offers))}",
+            f"a cell has samples/s, efficiency{hours}, by the fastest exchange"
+            f"{' that keeps the bits' * keeps}{' of its codec' * bool(_coded(self.offers))}",
             *_coded(self.offers),
             "Ethernet by TCP: its payload is 0.956 of the rate; a message takes "
             + ", ".join(
@@ -249,37 +249,27 @@ def chosen(work: Workload, offers: Sequence[tuple[Cluster, Forecast]]) -> int:
 
     def is_beaten(number: int) -> bool:
         faster = offers[number + 1 :]
-        return any(gain_of(work, other, offers[number]).is_sure(MIN_GAIN) for other in faster)
+        return any(gain_of(work, other, offers[number]).low >= MIN_GAIN for other in faster)
 
     return next(number for number in range(len(offers)) if not is_beaten(number))
 
 
-def hours_of(row: Forecast) -> float | None:
-    return row.hours_to_accuracy if row.hours is None else row.hours
-
-
 def _cell(row: Forecast) -> list[str]:
-    hours = hours_of(row)
+    hours = row.whole_hours
     cell = [f"{row.images_per_s:,.0f}/s{'' if row.fits else '!'}", f"{row.efficiency:.0%}"]
-    return cell if hours is None else [*cell, "at least " * is_at_least(row) + hours_text(hours)]
+    return cell if hours is None else [*cell, "at least " * row.is_at_least + hours_text(hours)]
 
 
 def _rate(row: Forecast, in_full: bool = False) -> str:
     """Say the hours, or else samples/s. In full: to which accuracy, and with which codec."""
-    hours, epochs = hours_of(row), row.epochs_to_accuracy
+    hours, epochs = row.whole_hours, row.epochs_to_accuracy
     said = f"{row.images_per_s:,.0f} samples/s"
     if hours is not None:
-        said = "at least " * is_at_least(row) + hours_text(hours)
+        said = "at least " * row.is_at_least + hours_text(hours)
         if in_full and row.hours is None and epochs is not None:
             said += f" to {epochs.target}"
     is_coded = in_full and row.compressor != NO_COMPRESSOR
     return f"{said} (gradients by {row.compressor})" if is_coded else said
-
-
-def is_at_least(row: Forecast) -> bool:
-    """Whether the hours are a lower bound."""
-    epochs = row.epochs_to_accuracy
-    return row.hours is None and epochs is not None and epochs.is_at_least
 
 
 def _gain_text(gain: Gain) -> str:

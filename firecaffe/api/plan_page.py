@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from firecaffe.api.plan_links import LinkChoice, hours_of, is_at_least
+from firecaffe.api.plan_links import LinkChoice
 from firecaffe.api.plan_tables import assumptions
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
@@ -88,8 +88,8 @@ def _point(work: Workload, cluster: Cluster, row: Forecast) -> dict[str, Any] | 
         "high_s": _short(at.step_high_s),
         "speedup": _short(at.speedup),
         "efficiency": _short(at.efficiency),
-        "hours": None if hours_of(at) is None else _short(hours_of(at) or 0.0),
-        "least": is_at_least(at),
+        "hours": None if at.whole_hours is None else _short(at.whole_hours),
+        "least": at.is_at_least,
         "fits": at.fits,
         "way": at.exchange if at.workers > 1 else "none",
     }

@@ -189,8 +189,7 @@ def totals(row: Forecast, cluster: Cluster) -> str:
         said.append(f"the recipe's steps take {_hours_band(row, row.hours)}")
     if row.hours_to_accuracy is not None:
         said.append(_to_accuracy(row, row.hours_to_accuracy))
-    epochs = row.epochs_to_accuracy
-    least = "at least " * (row.hours is None and epochs is not None and epochs.is_at_least)
+    least = "at least " * row.is_at_least
     if row.kwh is not None:
         alone = "" if whole_node else " by the devices alone"
         said.append(f"{least}{digits_of(row.kwh)} kWh{alone}")

@@ -27,6 +27,7 @@ HOOKS = {"_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backwa
 OF_TORCH = frozenset(vars(nn.Module())) - HOOKS
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), itertools.count)
+CONTAINERS = (list, tuple, deque, set, dict)
 DEEPEST = 6
 """The most levels of nested containers that are searched."""
 
@@ -76,10 +77,9 @@ def _kept(path: str, value: Any, known: set[int], depth: int) -> Iterator[tuple[
         if not isinstance(value, Tensor | np.ndarray):
             yield path, value
         return
-    if isinstance(value, (list, tuple, deque, set, dict)):
+    if isinstance(value, CONTAINERS):
         yield f"len({path})", len(value)
-        inside = value.items() if isinstance(value, dict) else enumerate(value)
-        items = [(f"{path}[{key!r}]", v) for key, v in inside] if len(value) <= FEW else []
+        items = _items(path, value) if len(value) <= FEW else []
     elif type(value).__module__.startswith("firecaffe."):
         items = [(path, getattr(value, word)) for word in OURS if hasattr(value, word)]
     else:
@@ -112,14 +112,10 @@ def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tupl
             for name, module in value.named_modules():
                 known.add(id(module))
                 yield from _of_module(f"{path}.{name}" if name else path, module, known)
-    elif isinstance(value, (list, tuple, deque, set)) and depth:
+    elif isinstance(value, CONTAINERS) and depth:
         yield f"len({path})", len(value)
-        for place, item in enumerate(value):
-            yield from _leaves(f"{path}[{place}]", item, known, depth - 1)
-    elif isinstance(value, dict) and depth:
-        yield f"len({path})", len(value)
-        for key, item in list(value.items()):
-            yield from _leaves(f"{path}[{key!r}]", item, known, depth - 1)
+        for inner, item in _items(path, value):
+            yield from _leaves(inner, item, known, depth - 1)
     elif _is_known(value):
         yield path, value
     elif isinstance(value, MethodType):
@@ -128,6 +124,11 @@ def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tupl
         known.add(id(value))
         for word, item in _inside(value):
             yield from _leaves(f"{path}.{word}", item, known, depth - 1)
+
+
+def _items(path: str, container: Any) -> list[tuple[str, Any]]:
+    inside = container.items() if isinstance(container, dict) else enumerate(container)
+    return [(f"{path}[{key!r}]", item) for key, item in inside]
 
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:

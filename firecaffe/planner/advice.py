@@ -245,10 +245,6 @@ class Gain:
     low: float
     high: float
 
-    def is_sure(self, least: float) -> bool:
-        """Whether the whole band is at least this."""
-        return self.low >= least
-
 
 def gain_of(work: Workload, other: On, over: On) -> Gain:
     """Compare `other` with `over`, on clusters of the same device.

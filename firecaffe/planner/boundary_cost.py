@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
+from math import prod
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -233,10 +234,7 @@ def _sent(fetches: Sequence[MessageTraffic]) -> tuple[float, float]:
 
 
 def _count(digits: Sequence[Digit]) -> int:
-    size = 1
-    for _, factor in digits:
-        size *= factor
-    return size
+    return prod(size for _, size in digits)
 
 
 def _overlap(

@@ -104,6 +104,17 @@ class Forecast:
     def step_high_s(self) -> float:
         return self.high.step_s
 
+    @property
+    def whole_hours(self) -> float | None:
+        """The hours of the recipe's steps, or else those to the accuracy."""
+        return self.hours_to_accuracy if self.hours is None else self.hours
+
+    @property
+    def is_at_least(self) -> bool:
+        """Whether `whole_hours` are a lower bound."""
+        epochs = self.epochs_to_accuracy
+        return self.hours is None and epochs is not None and epochs.is_at_least
+
     def as_dict(self) -> dict[str, Any]:
         band = {"step_low_s": self.step_low_s, "step_high_s": self.step_high_s}
         return {**asdict(self), **band}
@@ -164,8 +175,8 @@ def forecast(
     if epochs is not None and workload.samples and kept:
         steps = epochs.epochs * ceil(workload.samples / workload.global_batch_size)
         to_accuracy = steps * step.step_s / kept / 3600
-    costly_hours = hours if hours is not None else to_accuracy
-    kwh = _kwh(cluster, hosts, world_size, costly_hours)
+    whole_hours = to_accuracy if hours is None else hours
+    kwh = _kwh(cluster, hosts, world_size, whole_hours)
     route = route_of(cost.workload, exchange, Network(cluster.links, world_size))
     return Forecast(
         workers=world_size,
@@ -192,7 +203,7 @@ def forecast(
         epochs_to_accuracy=epochs,
         hours=hours,
         hours_to_accuracy=to_accuracy,
-        usd=_usd(cluster, hosts, costly_hours, kwh),
+        usd=_usd(cluster, hosts, whole_hours, kwh),
         kwh=kwh,
     )
 
@@ -269,13 +280,7 @@ def is_own(row: Forecast, workload: Workload, cluster: Cluster) -> bool:
 
 def fastest(rows: Sequence[Forecast]) -> list[Forecast]:
     """The fastest row of each number of workers; one that changes bits only if no other."""
-    by_workers: dict[int, list[Forecast]] = {}
-    for row in rows:
-        by_workers.setdefault(row.workers, []).append(row)
-    return [
-        min(group, key=lambda row: (not row.keeps_bits, row.step_s))
-        for _, group in sorted(by_workers.items())
-    ]
+    return [min(own, key=lambda row: not row.keeps_bits) for _, own in by_workers(rows)]
 
 
 def most_useful(rows: Sequence[Forecast]) -> int:
@@ -315,6 +320,7 @@ def _kwh(cluster: Cluster, nodes: int, workers: int, hours: float | None) -> flo
 
 
 def by_workers(rows: Sequence[Forecast]) -> Iterator[tuple[int, list[Forecast]]]:
+    """Yield each number of workers with its rows, the fastest first."""
     for workers in sorted({row.workers for row in rows}):
         group = [row for row in rows if row.workers == workers]
         yield workers, sorted(group, key=lambda row: row.step_s)

@@ -1,10 +1,10 @@
 """Compares forecasts with rates that were not used to correct them: measured, and published."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from firecaffe.planner.cluster import Cluster, Device
+from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.compute_time import error_of, micro_batch, update_s
 from firecaffe.planner.forecast import Forecast, forecast
 from firecaffe.planner.learn_rates import Posterior, RatedTraining, RateRow
@@ -90,39 +90,26 @@ def judgement_lines(learned: Posterior) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class KnownRate:
-    """A published rate of one device that trains alone."""
-
-    device: str
-    model: str
-    precision: str
-    channels_last: bool
-    batch: int
-    images_per_s: float
-    source: str
-
-
-def known_rates(work: Workload, device: Device) -> Iterator[KnownRate]:
-    """Find the rates of this network, device and arithmetic."""
-    key = (device.name, work.model, work.precision, work.channels_last)
-    for words in tables().get("known", ()):
-        rate = KnownRate(**words)
-        if (rate.device, rate.model, rate.precision, rate.channels_last) == key:
-            yield rate
-
-
 def contradictions(work: Workload, cluster: Cluster) -> list[str]:
-    """Return a line for each published rate that lies outside the forecast's band."""
+    """Return a line for each published rate of one device that is outside the forecast's band."""
     device, said = cluster.device, []
     error = error_of(work, device)
-    for rate in known_rates(work, device):
-        step_s = micro_batch(work, device, rate.batch).compute_s + update_s(work, device)
-        published_s = rate.batch / rate.images_per_s
+    alike = {
+        "device": device.name,
+        "model": work.model,
+        "precision": work.precision,
+        "channels_last": work.channels_last,
+    }
+    for rate in tables().get("known", ()):
+        if not alike.items() <= rate.items():
+            continue
+        batch, images_per_s = rate["batch"], rate["images_per_s"]
+        step_s = micro_batch(work, device, batch).compute_s + update_s(work, device)
+        published_s = batch / images_per_s
         if not (1 - error) * step_s <= published_s <= (1 + error) * step_s:
             said.append(
-                f"{rate.source} has {rate.images_per_s:,.4g} images/s of {work.model} on one "
-                f"{device.name} with a batch of {rate.batch}; the forecast is "
-                f"{rate.batch / step_s:,.4g}, within {error:.0%}"
+                f"{rate['source']} has {images_per_s:,.4g} images/s of {work.model} on one "
+                f"{device.name} with a batch of {batch}; the forecast is "
+                f"{batch / step_s:,.4g}, within {error:.0%}"
             )
     return said

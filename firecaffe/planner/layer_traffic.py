@@ -208,7 +208,8 @@ def layers_on(network: nn.Module, inputs: Any) -> list[Layer]:
             continue
         call = calls[part]
         volumes = WORDS.get(type(part), {})
-        if not call.outputs or any(times[id(parameter)] > 1 for parameter in trained):
+        is_shared = any(times[id(parameter)] > 1 for parameter in trained)
+        if not call.outputs or is_shared:
             volumes = {}  # the layer is not called, or `split` refuses it
         elements = _elements(part) if volumes else (1, 1)
         if isinstance(part, nn.Conv2d) and part.groups > 1:
@@ -220,7 +221,6 @@ def layers_on(network: nn.Module, inputs: Any) -> list[Layer]:
             *elements,
             call.input_has_gradient,
         )
-        is_shared = any(times[id(parameter)] > 1 for parameter in trained)
         images = None if call.times != 1 or is_shared else rows_of(part, call.shape)
         layers.append(Layer(name, type(part).__name__, sizes, volumes, images))
     return layers

@@ -7,9 +7,10 @@ model; outputs and inputs follow in either order. A layout assigns digits to dim
 Source: configurations of Jia et al. 2019 (FlexFlow) and Elango 2021 (PaSE), without spatial splits.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import ParallelConfig
@@ -203,16 +204,8 @@ def layouts_of_recipe(
     return layouts[1:]
 
 
-SHARED: dict[str, Callable[[int, int], LayerLayout]] = {
-    "outputs": lambda batch, size: LayerLayout(batch, outputs=size),
-    "inputs": lambda batch, size: LayerLayout(batch, inputs=size),
-    "groups": lambda batch, size: LayerLayout(batch, groups=size),
-    ROWS: lambda batch, size: LayerLayout(batch, rows=size),
-    PATHS: lambda batch, size: LayerLayout(batch, paths=size),
-}
-
-
 def _shared(unit: Unit, word: str) -> str:
+    """Return which dimension of a `LayerLayout` a recipe's word shares out."""
     if (word == ROWS and _is_of_images(unit)) or (word == PATHS and unit.paths is not None):
         return word
     if unit.group_elements > 1 and word != ROWS:
@@ -225,9 +218,11 @@ def _shared(unit: Unit, word: str) -> str:
 
 
 def _layout(shared: str, batch: int, model: int, parts: int) -> LayerLayout:
-    make = SHARED[shared]
-    computed = None if parts == model else make(batch, parts)
-    return replace(make(batch, model), computed=computed)
+    def among(size: int) -> LayerLayout:
+        sizes: dict[str, Any] = {shared: size}
+        return LayerLayout(batch, **sizes)
+
+    return replace(among(model), computed=None if parts == model else among(parts))
 
 
 def _is_by_channels(layout: LayerLayout) -> bool:

@@ -25,6 +25,7 @@ as far as they determine them: the posterior's mode in a log-normal model, with 
 the bands.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -107,8 +108,7 @@ class RatedTraining:
 
     def workload(self, row: RateRow) -> Workload:
         """Make the work of a row's step: a micro-batch on each device. Raises: RecipeError."""
-        batch = self.batch_of(row)
-        args = NetworkArgs(repr(sorted(self.args.items())), self.args)
+        batch, args = self.batch_of(row), json.dumps(self.args, sort_keys=True, default=str)
         work = _work(self.model, args, self.parameters, self.layers)
         return replace(
             in_precision(work, self.precision, self.channels_last),
@@ -159,19 +159,11 @@ def _check(training: RatedTraining) -> None:
         find_schedule(training.exchange)  # raises ValueError for an unknown one
 
 
-@dataclass(frozen=True)
-class NetworkArgs:
-    """Arguments of a network. A cache compares them as text, as lists and tables have no hash."""
-
-    text: str
-    values: dict[str, Any] = field(compare=False)
-
-
 @lru_cache(maxsize=64)
-def _work(model: str, args: NetworkArgs, parameters: float, layers: int) -> Workload:
-    """Make the work of one sample."""
+def _work(model: str, args: str, parameters: float, layers: int) -> Workload:
+    """Make the work of one sample. args: of the network, as JSON, since a table has no hash."""
     if not parameters:
-        return workload_of_model(ModelConfig(model, args.values), None, 1, 1)
+        return workload_of_model(ModelConfig(model, json.loads(args)), None, 1, 1)
     mean = round(parameters / layers)
     layer = LayerWork(model, UNKNOWN_FLOPS, 0.0, 4.0 * mean, shapes=((mean,),))
     return Workload(

@@ -301,13 +301,16 @@ class _Workers:
         for event in _events(clock):
             tally.take(event)
         sent_bytes = clock.pulls * self.workload.parameter_bytes + clock.pushes * self.pushed_bytes
-        computed_s = sum(computed) / self.size / steps
-        moved = sent_bytes * keeper.part / steps
-        step_s = tally.time_s / steps
-        late = tally.mean_staleness
-        dropped = tally.dropped / (steps * self.leaves)
-        described = self._words(name, keeper)
-        return self._mode(name, described, base, step_s, computed_s, moved, late, dropped)
+        return self._mode(
+            name,
+            self._words(name, keeper),
+            base,
+            step_s=tally.time_s / steps,
+            computed_s=sum(computed) / self.size / steps,
+            moved=sent_bytes * keeper.part / steps,
+            staleness=tally.mean_staleness,
+            dropped=tally.dropped / (steps * self.leaves),
+        )
 
     def _mode(
         self,

@@ -15,6 +15,7 @@ from firecaffe.exchange import (
     shared_memory,
     useful_lanes,
 )
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.collectives import half
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import FOLD
@@ -153,7 +154,7 @@ def _max_elements(algorithm: str) -> int:
     return MAX_SEGMENTED_ELEMENTS if algorithm in SEGMENTED else MAX_ELEMENTS
 
 
-def _shared_s(across: str, network: Network, num_elements: int, itemsize: int = 4) -> float:
+def _shared_s(across: str, network: Network, num_elements: int) -> float:
     """Seconds of `exchange.shared_memory`: the busiest rank's in memory, then between nodes."""
     m, inner = ranks_per_node(network), network.links[0]
     whole = shared_memory.schedule(
@@ -165,7 +166,7 @@ def _shared_s(across: str, network: Network, num_elements: int, itemsize: int = 
         added = sum(stop - start for start, stop in part.adds)
         copied = 0 if part.reads is None else num_elements
         most = max(most, added * (m + len(part.into)) + 2 * copied)
-    in_memory_s = most * itemsize / inner.memory_bytes_per_s
+    in_memory_s = most * BYTES_PER_ELEMENT / inner.memory_bytes_per_s
     if m == network.world_size:
         return in_memory_s
     # One rank of each node takes part: all links but the innermost.

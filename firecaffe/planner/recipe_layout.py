@@ -1,9 +1,10 @@
 """Prices and forecasts a recipe's layout: its split layers, or its stages."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.config import ModelConfig
@@ -50,12 +51,15 @@ class RecipeLayout:
         return data * size == workers
 
 
-class LayoutCost(Protocol):
+@dataclass(frozen=True)
+class LayoutCost(ABC):
     """Prices a recipe's layout, on any number of workers that can have it."""
 
-    @property
-    def chain(self) -> tuple[Unit, ...]: ...
+    work: Workload
+    layout: RecipeLayout
+    chain: tuple[Unit, ...]
 
+    @abstractmethod
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
         """Price the layout; for `auto` all choices: those that fit in memory first, then by step.
 
@@ -79,10 +83,7 @@ def layout_cost(config: ModelConfig, work: Workload, layout: RecipeLayout) -> La
 
 
 @dataclass(frozen=True)
-class _Stages:
-    work: Workload
-    layout: RecipeLayout
-    chain: tuple[Unit, ...]
+class _Stages(LayoutCost):
     crossings: tuple[Crossing, ...]
 
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
@@ -99,7 +100,6 @@ class _Stages:
         return whole_stages(self.work, cost.cluster.device, self.layout.words.stages)
 
 
-@dataclass(frozen=True)
 class _SplitStages(_Stages):
     """Stages with split layers; the workers of a stage have neighboring ranks."""
 
@@ -111,12 +111,7 @@ class _SplitStages(_Stages):
         return split_stages(of_stage, layouts, names)
 
 
-@dataclass(frozen=True)
-class _Split:
-    work: Workload
-    layout: RecipeLayout
-    chain: tuple[Unit, ...]
-
+class _Split(LayoutCost):
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
         return [self.plan(self.layout.words, cluster, workers, exchange)]
 
@@ -132,7 +127,6 @@ class _Split:
         return replace(plan, layouts=tuple(layouts), words=words)
 
 
-@dataclass(frozen=True)
 class _Auto(_Split):
     def plans(self, cluster: Cluster, workers: int, exchange: str) -> list[SplitPlan]:
         split = [unit for unit in self.chain if unit.name in self.layout.chosen]

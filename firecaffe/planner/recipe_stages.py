@@ -167,7 +167,7 @@ def stages_step(
     backward_s = [sum(stage.backward_s) + stage.between_s / 2 for stage in stages]
     fetch_s = data_s(work, device)
     orders = [ORDERS[pipeline](size, rounds, stage) for stage in range(size)]
-    timeline = turns(
+    ends_s = turns(
         orders,
         [seconds + fetch_s * (k in (0, size - 1)) for k, seconds in enumerate(forward_s)],
         backward_s,
@@ -179,8 +179,8 @@ def stages_step(
     weights = [workload.parameter_bytes for workload in of_stages]
     updated = max(cost.update.updated_bytes(workload, layout.batch) for workload in of_stages)
     sums_s = list(map(partial(_sums_s, cost, row), of_stages, backwards))
-    length_s = max(timeline.ends_s)
-    summed_s = max(end + sum_s for end, sum_s in zip(timeline.ends_s, sums_s, strict=True))
+    length_s = max(ends_s)
+    summed_s = max(end + sum_s for end, sum_s in zip(ends_s, sums_s, strict=True))
     computes_s = [rounds * (a + b) for a, b in zip(forward_s, backward_s, strict=True)]
     waits = slowest_over_mean(cost.workers, device.jitter, rounds)
     held = [_held(*pair) for pair in zip(of_stages, orders, strict=True)]

@@ -25,6 +25,7 @@ from firecaffe.planner.cluster import Cluster, load_cluster
 from firecaffe.planner.workload import (
     IMAGENET_CHW,
     IMAGENET_IMAGES,
+    Layers,
     Workload,
     images_of,
     input_of,
@@ -77,38 +78,35 @@ def workload_of(recipe: CheckedRecipe, data: Data | None = None) -> Workload:
     check_batch(train, samples.count)
     steps_per_epoch = -(-samples.count // train.global_batch_size)
     vectors = vectors_of(recipe.solver)
-    return _workload(
-        recipe.model,
-        layout,
-        samples.num_classes,
-        Workload(
-            model=recipe.model.label,
-            layers=(),
-            activation_bytes=0.0,
-            layout=layout,
-            num_classes=0,
-            global_batch_size=train.global_batch_size,
-            micro_batch_size=train.micro_batch_size,
-            samples=samples.count,
-            steps=train.num_steps(steps_per_epoch),
-            # A moving average of the weights is one more vector.
-            optimizer_vectors=vectors.kept + (train.ema_decay > 0),
-            update_vectors=vectors.made,
-            autocast=train.autocast,
-            channels_last=train.channels_last,
-            bucket_bytes=recipe.exchange.bucket_bytes,
-            stored_bytes=samples.stored_bytes,
-            shared_memory=recipe.exchange.shared_memory,
-            exchange=recipe.exchange.algorithm,
-            compressor=recipe.exchange.compressor,
-            any_shares=recipe.synchrony.measures_shares,
-            compressor_level=recipe.exchange.compressor_level,
-            update_at=recipe.exchange.update_at,
-            has_whole_shards=recipe.updates_whole_layers,
-            threads=train.threads,
-            eval_batch_size=train.eval_batch_size,
-            assumption=samples.assumption,
-        ),
+    layers = _trained_layers(recipe.model, layout, samples.num_classes)
+    return Workload(
+        model=recipe.model.label,
+        layers=layers.works,
+        activation_bytes=layers.activation_bytes,
+        frozen_bytes=layers.frozen_bytes,
+        layout=layout,
+        num_classes=samples.num_classes or 0,
+        global_batch_size=train.global_batch_size,
+        micro_batch_size=train.micro_batch_size,
+        samples=samples.count,
+        steps=train.num_steps(steps_per_epoch),
+        # A moving average of the weights is one more vector.
+        optimizer_vectors=vectors.kept + (train.ema_decay > 0),
+        update_vectors=vectors.made,
+        autocast=train.autocast,
+        channels_last=train.channels_last,
+        bucket_bytes=recipe.exchange.bucket_bytes,
+        stored_bytes=samples.stored_bytes,
+        shared_memory=recipe.exchange.shared_memory,
+        exchange=recipe.exchange.algorithm,
+        compressor=recipe.exchange.compressor,
+        any_shares=recipe.synchrony.measures_shares,
+        compressor_level=recipe.exchange.compressor_level,
+        update_at=recipe.exchange.update_at,
+        has_whole_shards=recipe.updates_whole_layers,
+        threads=train.threads,
+        eval_batch_size=train.eval_batch_size,
+        assumption=samples.assumption,
     )
 
 
@@ -134,39 +132,29 @@ def workload_of_model(
             f"{global_batch_size // micro_batch_size:,} micro-batches of {micro_batch_size}; there "
             f"may be at most {MAX_MICRO_BATCHES:,}"
         )
-    return _workload(
-        config,
-        layout,
-        None if row is None else row.num_classes,
-        Workload(
-            model=config.label,
-            layers=(),
-            activation_bytes=0.0,
-            layout=layout,
-            num_classes=0,
-            global_batch_size=global_batch_size,
-            micro_batch_size=micro_batch_size,
-            samples=IMAGENET_IMAGES if is_imagenet else 0,
-            stored_bytes=JPEG_BYTES if is_imagenet else 0.0,
-        ),
+    num_classes = None if row is None else row.num_classes
+    layers = _trained_layers(config, layout, num_classes)
+    return Workload(
+        model=config.label,
+        layers=layers.works,
+        activation_bytes=layers.activation_bytes,
+        frozen_bytes=layers.frozen_bytes,
+        layout=layout,
+        num_classes=num_classes or 0,
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+        samples=IMAGENET_IMAGES if is_imagenet else 0,
+        stored_bytes=JPEG_BYTES if is_imagenet else 0.0,
     )
 
 
-def _workload(
-    config: ModelConfig, layout: Layout, num_classes: int | None, base: Workload
-) -> Workload:
+def _trained_layers(config: ModelConfig, layout: Layout, num_classes: int | None) -> Layers:
     layers = layers_of(config, layout, num_classes)
     if not any(layer.shapes for layer in layers.works):
         raise RecipeError(
             f"model.name {config.name!r} has no parameter to train; name a network that has some"
         )
-    return replace(
-        base,
-        layers=layers.works,
-        activation_bytes=layers.activation_bytes,
-        frozen_bytes=layers.frozen_bytes,
-        num_classes=num_classes or 0,
-    )
+    return layers
 
 
 def _samples(recipe: Recipe) -> tuple[Samples, Layout]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.exchange import double_tree, parse_hierarchical
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.pieces import SEGMENT_ELEMENTS, num_segments
 from firecaffe.exchange.power_of_two import active_ranks, largest_power_of_two
 from firecaffe.exchange.schedule import Schedule
@@ -63,23 +64,23 @@ def equal_rounds(
     yield from (equal_round for equal_round in in_all if not equal_round.reduce.any())
 
 
-def rounds_s(rounds: Iterator[EqualRounds], network: Network, bytes_per_element: int = 4) -> float:
-    return whole_and_latency_s(rounds, network, bytes_per_element)[0]
+def rounds_s(rounds: Iterator[EqualRounds], network: Network) -> float:
+    return whole_and_latency_s(rounds, network)[0]
 
 
-def whole_and_latency_s(
-    rounds: Iterator[EqualRounds], network: Network, bytes_per_element: int = 4
-) -> tuple[float, float]:
+def whole_and_latency_s(rounds: Iterator[EqualRounds], network: Network) -> tuple[float, float]:
     """Seconds of the rounds, and of the same rounds with empty messages."""
     whole_s = latency_s = 0.0
     for equal_round in rounds:
-        once_s, empty_s = _round_s(equal_round, network, bytes_per_element)
+        once_s, empty_s = _round_s(equal_round, network)
         whole_s += equal_round.count * once_s
         latency_s += equal_round.count * empty_s
     return whole_s, latency_s
 
 
-def sharded_s(network: Network, num_elements: int, bytes_per_element: int = 4) -> float:
+def sharded_s(
+    network: Network, num_elements: int, bytes_per_element: int = BYTES_PER_ELEMENT
+) -> float:
     """Seconds of the sharded server's rounds by a formula; exact if the ranks fill whole groups."""
     world_size = network.world_size
     shard_bytes = -(-num_elements // world_size) * bytes_per_element
@@ -94,11 +95,11 @@ def sharded_s(network: Network, num_elements: int, bytes_per_element: int = 4) -
     return 2 * longest_s + adds_s
 
 
-def _round_s(round_: EqualRounds, network: Network, itemsize: int) -> tuple[float, float]:
+def _round_s(round_: EqualRounds, network: Network) -> tuple[float, float]:
     source, destination = round_.source, round_.destination
     if not len(source):
         return 0.0, 0.0
-    sent_bytes = round_.elements * itemsize
+    sent_bytes = round_.elements * BYTES_PER_ELEMENT
     longest_s, latency_s, adds_s = 0.0, 0.0, np.zeros(len(source))
     is_open = np.ones(len(source), dtype=bool)
     senders = np.bincount(destination, 1 / np.bincount(source)[source])

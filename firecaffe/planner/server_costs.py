@@ -11,7 +11,6 @@ import heapq
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from firecaffe.synchrony.clock import Seconds, SimulatedClock
 from firecaffe.synchrony.config import SHARDED, SynchronyConfig
@@ -250,52 +249,40 @@ class _SharedPort:
         self._now_s = time_s
 
 
-class PlannedKeeper(Protocol):
+@dataclass(frozen=True)
+class PlannedKeeper:
+    """The first of `size` workers keeps the weights."""
+
+    size: int
+
     @property
     def part(self) -> float:
         """The share of a worker's transfers that go to or come from other workers."""
-
-    def said(self, codec: str) -> str:
-        """The text after the mode's name. codec: the gradients' codec; empty without one."""
+        return 1.0
 
     @property
     def messages(self) -> int:
         """The number of messages of a pull or a push."""
+        return 1
+
+    def said(self, codec: str) -> str:
+        """The text after the mode's name. codec: the gradients' codec; empty without one."""
+        return f", {codec}" if codec else ""
 
     def costs(self, pull_s: float, push_s: float, take_s: float, queued_s: float) -> Costs:
         """Costs for the simulated clock. take_s: the server's time for a gradient.
 
         queued_s: a transfer's time in a port's queue.
         """
-
-    def beside_s(self, coded_s: float, update_s: float) -> float:
-        """Seconds that a worker spends on its gradient. coded_s: to encode it."""
-
-
-@dataclass(frozen=True)
-class AtFirstPrice:
-    size: int
-
-    @property
-    def part(self) -> float:
-        return 1.0
-
-    @property
-    def messages(self) -> int:
-        return 1
-
-    def said(self, codec: str) -> str:
-        return f", {codec}" if codec else ""
-
-    def costs(self, pull_s: float, push_s: float, take_s: float, queued_s: float) -> Costs:
         return Costs(pull_s, push_s, take_s, self.size)
 
     def beside_s(self, coded_s: float, update_s: float) -> float:
+        """Seconds that a worker spends on its gradient. coded_s: to encode it."""
         return coded_s
 
 
 @dataclass(frozen=True)
-class InShardsPrice(AtFirstPrice):
+class InShardsPrice(PlannedKeeper):
     @property
     def part(self) -> float:
         return (self.size - 1) / self.size
@@ -317,7 +304,7 @@ class InShardsPrice(AtFirstPrice):
 
 
 @dataclass(frozen=True)
-class LocklessPrice(AtFirstPrice):
+class LocklessPrice(PlannedKeeper):
     """All workers write to weights in shared memory, so nothing travels."""
 
     @property
@@ -337,4 +324,4 @@ class LocklessPrice(AtFirstPrice):
 def planned_keeper(words: SynchronyConfig, size: int) -> PlannedKeeper:
     if words.is_lockless:
         return LocklessPrice(size)
-    return InShardsPrice(size) if words.server == SHARDED and size > 1 else AtFirstPrice(size)
+    return InShardsPrice(size) if words.server == SHARDED and size > 1 else PlannedKeeper(size)

@@ -28,6 +28,7 @@ from itertools import count, pairwise
 from math import ceil, log2
 from typing import Any, TypeVar
 
+from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.pieces import pieces
 from firecaffe.exchange.schedule import Round, Schedule
 from firecaffe.planner.cluster import Link
@@ -264,7 +265,6 @@ def simulate_s(
     schedule: Callable[[int, int], Schedule],
     network: Network,
     num_elements: int,
-    bytes_per_element: int = 4,
     in_pieces: bool = True,
     vectors: int = 1,
 ) -> float:
@@ -275,20 +275,17 @@ def simulate_s(
     """
     world_size = network.world_size
     whole = schedule(world_size, num_elements)
-    parts = pieces(whole, bytes_per_element) if in_pieces else [(0, num_elements)]
+    parts = pieces(whole, BYTES_PER_ELEMENT) if in_pieces else [(0, num_elements)]
     by_length = {stop - start: schedule(world_size, stop - start) for start, stop in parts}
     schedules = [by_length[stop - start] for start, stop in parts]
-    return _Run(schedules, network, bytes_per_element, vectors).run()
+    return _Run(schedules, network, vectors).run()
 
 
 class _Run:
     """One simulation; an actor is a rank's part in a lane."""
 
-    def __init__(
-        self, schedules: Sequence[Schedule], network: Network, itemsize: int, lanes: int
-    ) -> None:
+    def __init__(self, schedules: Sequence[Schedule], network: Network, lanes: int) -> None:
         self.network = network
-        self.itemsize = itemsize
         self.clock = EventClock()
         self.ports = Ports(network, self.clock)
         self.sends: dict[tuple[int, _Step], list[_Message]] = defaultdict(list)
@@ -323,7 +320,7 @@ class _Run:
         ranks = self.network.world_size
         for t in sorted(round_, key=lambda t: (t.destination - t.source) % ranks):
             link = self.network.link(t.source, t.destination)
-            num_bytes = t.num_elements * self.itemsize
+            num_bytes = t.num_elements * BYTES_PER_ELEMENT
             actors = first + t.source, first + t.destination
             crowd = crowding(link.congestion, wanted[t.destination])
             message = _Message(step, *actors, num_bytes, crowd, link.latency_s)

@@ -28,20 +28,17 @@ from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast
 from firecaffe.planner.layouts import LayerLayout, allows, layouts_of, words_of
 from firecaffe.planner.memory import on_device
-from firecaffe.planner.price import SIZES, rounds_only_s
+from firecaffe.planner.price import SHARDED, SIZES, rounds_only_s
 from firecaffe.planner.recipe_stages import Crossing
 from firecaffe.planner.split_step import SplitCost, SplitStep, sent_nodes, weights_bytes
 from firecaffe.planner.stage_times import best_stages
-from firecaffe.planner.worker_part import memory_of, micro_batches_of, nodes_of, widest
+from firecaffe.planner.worker_part import Layouts, memory_of, micro_batches_of, nodes_of, widest
 from firecaffe.planner.workload import Workload
 
 Array = NDArray[np.float64]
 
 EXPOSED = (1.0, 0.75, 0.5, 0.25)
 """Assumed shares of the time of gradients' sums that backward does not hide."""
-
-SHARDED = "sharded_parameter_server"
-"""The exchange that prices `fold`, which sends its nodes in the same way."""
 
 MAX_TRAFFICS = 4
 
@@ -120,6 +117,7 @@ def _line(cost: SplitCost, model: int) -> tuple[float, float]:
     prices = cost.prices(model)
     if prices.network.world_size == 1:
         return 0.0, 0.0
+    # `fold` sends its nodes as the sharded server does.
     name = SHARDED if prices.algorithm == FOLD else prices.algorithm
     few, many = (rounds_only_s(name, prices.network, size) for size in SIZES)
     slope_s = (many - few) / (SIZES[1] - SIZES[0])
@@ -154,9 +152,6 @@ def _table(
                 table[0][i, j, k], table[1][i, j, k] = traffic.messages, traffic.share
                 table[2][i, j, k] = traffic.added
     return table[0], table[1], table[2]
-
-
-Layouts = list[LayerLayout]
 
 
 @dataclass(frozen=True)
@@ -257,11 +252,11 @@ WAYS: dict[str, Callable[[SplitCost], Iterator[SplitPlan]]] = {
 }
 
 
-def data_layouts(cost: SplitCost) -> Layouts:
+def data_layouts(cost: SplitCost) -> list[LayerLayout]:
     return [LayerLayout(cost.workers)] * len(cost.chain)
 
 
-def dense_layouts(cost: SplitCost, is_trick: bool) -> Iterator[tuple[int, Layouts]]:
+def dense_layouts(cost: SplitCost, is_trick: bool) -> Iterator[tuple[int, list[LayerLayout]]]:
     """Yield (workers of a row, layouts): dense layers split by neurons and by inputs in turn.
 
     is_trick: all workers share the samples of other layers (Krizhevsky 2014); else all workers of

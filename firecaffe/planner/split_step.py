@@ -4,6 +4,7 @@ The workers that share a layer's batch sum its gradients during backward, by the
 exchange. No worker computes while activations move between layers, because the next layer waits.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -304,37 +305,32 @@ class SplitCost:
         self, tensors: Sequence[_Tensor], backward_s: float
     ) -> tuple[float, float]:
         """Seconds of the last backward, and of the exchange that remains after it."""
-        sent: list[tuple[int, ReadyBucket]] = []
-        of_nodes: list[float] = []
-        before: list[float] = []
+        sent: list[tuple[int, ReadyBucket, float, float]] = []
         kinds = groupby(tensors, lambda tensor: (tensor.model, tensor.nodes, tensor.is_shared_out))
         for (model, nodes, is_shared_out), run in kinds:
             same_kind = [*run]
             for start, stop in cut(
                 [tensor.num_bytes for tensor in same_kind], self.work.bucket_bytes
             ):
-                size = (
-                    sum(tensor.num_bytes for tensor in same_kind[start:stop]) // BYTES_PER_ELEMENT
-                )
-                sent.append((model, ReadyBucket(same_kind[stop - 1].ready_s, size)))
-                of_nodes.append(sent_nodes(nodes))
-                before.append(self.update.share_before if is_shared_out else 1.0)
-        by_model: dict[int, list[int]] = {}
-        for model, bucket in sent:
-            by_model.setdefault(model, []).append(bucket.num_elements)
-        taken = {
+                size = sum(tensor.num_bytes for tensor in same_kind[start:stop])
+                bucket = ReadyBucket(same_kind[stop - 1].ready_s, size // BYTES_PER_ELEMENT)
+                share = self.update.share_before if is_shared_out else 1.0
+                sent.append((model, bucket, sent_nodes(nodes), share))
+        by_model = defaultdict[int, list[int]](list)
+        for model, bucket, _, _ in sent:
+            by_model[model].append(bucket.num_elements)
+        # Prices interpolate up to the largest size, so a model's buckets are priced together.
+        once_s = {
             model: iter(self.prices(model).seconds(sizes)) for model, sizes in by_model.items()
         }
-        whole_s = [
-            more * next(taken[model]) for (model, _), more in zip(sent, of_nodes, strict=True)
-        ]
-        taken_s = [seconds * share for seconds, share in zip(whole_s, before, strict=True)]
+        whole_s = [more * next(once_s[model]) for model, _, more, _ in sent]
+        taken_s = [seconds * row[-1] for seconds, row in zip(whole_s, sent, strict=True)]
         lanes = min((self.prices(model).lanes(self.cluster.lanes) for model in by_model), default=1)
         together = 1.0
         if len(sent) > 1:
-            model, largest = max(sent, key=lambda entry: entry[1].num_elements)
+            model, largest, *_ = max(sent, key=lambda row: row[1].num_elements)
             together = self.prices(model).share_in_lanes(largest.num_elements, lanes)
-        buckets = [bucket for _, bucket in sent]
+        buckets = [bucket for _, bucket, *_ in sent]
         slowdown = self.cluster.device.exchange_slowdown
         slowed_s, exposed_s = overlap(buckets, taken_s, backward_s, lanes, together, slowdown)
         return slowed_s, exposed_s + sum(whole_s) - sum(taken_s)

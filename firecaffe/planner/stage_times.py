@@ -145,27 +145,21 @@ def _passes_s(cost: SplitCost, stages: int, at: int) -> list[float]:
     return passes_s
 
 
-@dataclass(frozen=True)
-class Turns:
-    ends_s: tuple[float, ...]
-    """When each stage's last backward ends."""
-    waits_s: tuple[float, ...]
-
-
 def turns(
     orders: Sequence[Sequence[Action]],
     forward_s: Sequence[float],
     backward_s: Sequence[float],
     passes_s: Sequence[float],
     returns_s: Sequence[float],
-) -> Turns:
-    """Simulate a pipeline. orders: the actions of each stage, by `parallel.pipeline`.
+) -> list[float]:
+    """Simulate a pipeline, and return when each stage's last backward ends.
 
-    forward_s, backward_s: each stage's times for a micro-batch. passes_s, returns_s: each cut's
-    times for a message with activations, and for one with gradients.
+    orders: the actions of each stage, by `parallel.pipeline`. forward_s, backward_s: each stage's
+    times for a micro-batch. passes_s, returns_s: each cut's times for a message with activations,
+    and for one with gradients.
     """
     last = len(orders) - 1
-    now_s, port_s, waits_s = ([0.0] * len(orders) for _ in range(3))
+    now_s, port_s = ([0.0] * len(orders) for _ in range(2))
     came_s: dict[tuple[int, Action], float] = {}
     left = [[*reversed(actions)] for actions in orders]
 
@@ -178,12 +172,11 @@ def turns(
         for stage, actions in enumerate(left):
             while actions and (ready_s := has(stage, actions[-1])) is not None:
                 action = actions.pop()
-                waits_s[stage] += max(0.0, ready_s - now_s[stage])
-                now_s[stage] = max(now_s[stage], ready_s)
-                now_s[stage] += (forward_s if action.is_forward else backward_s)[stage]
+                taken_s = (forward_s if action.is_forward else backward_s)[stage]
+                now_s[stage] = max(now_s[stage], ready_s) + taken_s
                 other = stage + 1 if action.is_forward else stage - 1
                 if 0 <= other <= last:
-                    taken_s = passes_s[stage] if action.is_forward else returns_s[other]
-                    port_s[stage] = max(port_s[stage], now_s[stage]) + taken_s
+                    sent_s = passes_s[stage] if action.is_forward else returns_s[other]
+                    port_s[stage] = max(port_s[stage], now_s[stage]) + sent_s
                     came_s[other, action] = port_s[stage]
-    return Turns(tuple(now_s), tuple(waits_s))
+    return now_s

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import chain
 from math import prod
-from typing import Protocol
 
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import FOLD
@@ -74,44 +73,34 @@ def _rows(shape: Shape, whole: bool) -> tuple[int, int]:
     return (1, prod(shape)) if whole or not prod(shape) else (shape[0], prod(shape[1:]))
 
 
-class PlannedUpdate(Protocol):
-    to_owners: bool
+class ByAll:
+    """Every worker updates all weights."""
+
+    to_owners = False
     """Whether a worker only needs the total of its shard."""
-    said: str
+    said = ""
     """The text that a plan prints after the size of the gradients."""
-    share_before: float
+    share_before = 1.0
     """The share of a sum's time before the update: half if the all-gather comes after it."""
 
     def sums_s(self, work: Workload, prices: Prices, sizes: Sequence[int]) -> list[float]:
         """Seconds until each bucket's total is where it is needed. prices: among all workers."""
-
-    def back_s(self, work: Workload, network: Network) -> float:
-        """Seconds to agree on the update, and after it to send all workers all weights."""
-
-    def updated_bytes(self, work: Workload, world_size: int) -> int:
-        """The most weight bytes that a worker updates."""
-
-    def arriving_bytes(self, work: Workload, world_size: int, of_buckets: float) -> float:
-        """The most bytes that arrive at once. of_buckets: the value if whole buckets arrive."""
-
-
-class ByAll:
-    to_owners, said, share_before = False, "", 1.0
-
-    def sums_s(self, work: Workload, prices: Prices, sizes: Sequence[int]) -> list[float]:
         return prices.seconds(sizes)
 
     def back_s(self, work: Workload, network: Network) -> float:
+        """Seconds to agree on the update, and after it to send all workers all weights."""
         return 0.0
 
     def updated_bytes(self, work: Workload, world_size: int) -> int:
+        """The most weight bytes that a worker updates."""
         return work.parameter_bytes
 
     def arriving_bytes(self, work: Workload, world_size: int, of_buckets: float) -> float:
+        """The most bytes that arrive at once. of_buckets: the value if whole buckets arrive."""
         return of_buckets
 
 
-class ByOwners:
+class ByOwners(ByAll):
     """Each worker updates a shard, and sends it to the others."""
 
     to_owners, said, share_before = True, ", updated in shards", 0.5
@@ -130,8 +119,8 @@ class ByOwners:
 
 
 ALL = "all"
-UPDATES: dict[str, PlannedUpdate] = {ALL: ByAll(), "shards": ByOwners()}
+UPDATES: dict[str, ByAll] = {ALL: ByAll(), "shards": ByOwners()}
 
 
-def update_of(work: Workload, world_size: int) -> PlannedUpdate:
+def update_of(work: Workload, world_size: int) -> ByAll:
     return UPDATES[work.update_at if world_size > 1 else ALL]

@@ -97,15 +97,7 @@ def by_paths(unit: Unit, layout: LayerLayout) -> tuple[LayerWork, ...]:
     for start, stop in runs_of(paths, layout):
         share = sum(paths.outputs[start:stop]) / sum(paths.outputs)
         run_works = tuple(work for path in paths.works[start:stop] for work in path)
-        goes_on = (
-            replace(
-                work,
-                moved_bytes=work.moved_bytes * share,
-                output_bytes=work.output_bytes * share,
-                kept_bytes=work.kept_bytes * share,
-            )
-            for work in tail
-        )
+        goes_on = (_on_share(work, share) for work in tail)
         runs.append((*paths.common, *run_works, *goes_on))
     return max(runs, key=lambda works: sum(work.flops for work in works))
 
@@ -228,15 +220,20 @@ def _share(elements: int, workers: int) -> float:
     return ceil(elements / workers) / elements
 
 
+def _on_share(work: LayerWork, share: float) -> LayerWork:
+    """The work of a module without weights on a share of what it is given."""
+    return replace(
+        work,
+        moved_bytes=work.moved_bytes * share,
+        output_bytes=work.output_bytes * share,
+        kept_bytes=work.kept_bytes * share,
+    )
+
+
 def _part(work: LayerWork, layout: LayerLayout, out: float, into: float, taken: float) -> LayerWork:
     """Cut a work by shares: `out` of outputs, `into` of weights' inputs, `taken` of the layer's."""
     if not work.shapes:  # modules that work on the layer's parts
-        return replace(
-            work,
-            moved_bytes=work.moved_bytes * out,
-            output_bytes=work.output_bytes * out,
-            kept_bytes=work.kept_bytes * out,
-        )
+        return _on_share(work, out)
     inputs_bytes = work.moved_bytes - work.output_bytes
     return replace(
         work,

@@ -3,7 +3,6 @@ every cut, turns exact or by hand, memory of what follows.
 """
 
 from dataclasses import replace
-from fractions import Fraction
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -274,11 +273,8 @@ def test_without_messages_it_is_the_exact_simulation(order: str) -> None:
         forward, backward = draws.integers(1, 20, (2, stages)).tolist()
         actions = [ORDERS[order](stages, micro_batches, k) for k in range(stages)]
         none = [0.0] * (stages - 1)
-        found = turns(actions, forward, backward, none, none)
         exact = simulate(actions, forward, backward)
-        assert max(found.ends_s) == exact.length_s
-        waits = zip(found.ends_s, found.waits_s, strict=True)
-        assert tuple(Fraction(end - wait) for end, wait in waits) == exact.busy_s
+        assert max(turns(actions, forward, backward, none, none)) == exact.length_s
 
 
 @pytest.mark.parametrize(
@@ -312,7 +308,4 @@ def test_turns_with_messages_by_hand(
     """times_s: of forward and of backward, of each stage."""
     orders = [ORDERS[order](stages, micro_batches, k) for k in range(stages)]
     forward_s, backward_s = ([s] * stages for s in times_s)
-    found = turns(orders, forward_s, backward_s, there_s, back_s)
-    assert found.ends_s == ends_s
-    computes_s = micro_batches * sum(times_s)
-    assert found.waits_s == tuple(end_s - computes_s for end_s in ends_s)
+    assert turns(orders, forward_s, backward_s, there_s, back_s) == [*ends_s]
