@@ -156,10 +156,7 @@ DEFAULT_CLUSTER = "cpu-host"
 
 
 def cluster_to_write(write: str | Path, overwrite: bool, cluster: str | Path) -> "Cluster | None":
-    """Load the cluster that the file to write is based on; None if no file is to be written.
-
-    Raises: RecipeError or RunError.
-    """
+    """Load the cluster that a file to write starts from, if any. Raises: RecipeError, RunError."""
     from firecaffe.planner.cluster import load_cluster
 
     check_cluster_file(write, overwrite)

@@ -55,7 +55,6 @@ class Look:
     """The network's state, changes and draws; None without a recipe, and on other ranks."""
     inventory_lines: Sequence[str]
     is_first: bool
-    """Whether this is rank 0."""
 
 
 def look(recipe: CheckedRecipe | None, device: str, folder: str) -> Look:

@@ -167,7 +167,6 @@ def _in_memory(exchange: str, workers: int, per_node: int, num_elements: int) ->
 
 
 def facts(schedule: Schedule, ranks_per_node: int) -> dict[str, Any]:
-    """Return the figures of a schedule. Bytes are of float32 elements."""
     busiest = schedule.elements_of_busiest_rank()
     least = 0.0
     if schedule.kind in (ALL_REDUCE, AVERAGE):

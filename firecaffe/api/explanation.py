@@ -55,7 +55,6 @@ from firecaffe.synchrony.config import LOCAL
 
 
 def served_table(explained: ServedExplanation) -> Table:
-    """Return the table of ranks of a run with a server."""
     table = numbers_table("rank", "micro-batches", "one takes", "idle", "pulled", "pushed")
     for rank in explained.ranks:
         table.add_row(
@@ -70,7 +69,6 @@ def served_table(explained: ServedExplanation) -> Table:
 
 
 def served_lines(explained: ServedExplanation) -> list[str]:
-    """Return the remarks below the table of ranks."""
     step = (
         f"{explained.steps:,} steps of {explained.step_s * 1e3:,.1f} ms; the server's updates take "
         f"{explained.update_s * 1e3:,.1f} ms of each"

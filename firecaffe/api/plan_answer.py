@@ -62,8 +62,6 @@ from firecaffe.synchrony.config import EVERY_STEP
 
 @dataclass(frozen=True)
 class Plan:
-    """The forecasts of one training on one cluster."""
-
     name: str
     work: Workload
     cluster: Cluster
@@ -296,8 +294,6 @@ def plan(
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The forecasts that are asked for, of each training on each cluster."""
-
     workers: Sequence[int]
     """Empty for powers of two."""
     exchanges: Sequence[str] | None

@@ -86,7 +86,6 @@ class NetworkAlone:
     """The global batch size and the micro-batch size."""
     workers: Sequence[int]
     device: Device
-    """The device with the least memory."""
 
 
 SIZES = ("global_batch_size", "micro_batch_size")
@@ -263,6 +262,5 @@ def compressors_of(given: str | Sequence[str] | None, recipe: CheckedRecipe | No
 
 
 def powers_of_two(work: Workload, cluster: Cluster) -> list[int]:
-    """Return the numbers of workers to plan if none are given."""
     most = min(work.num_micro_batches, cluster.most_devices or MAX_WORKERS)
     return [1 << k for k in range(most.bit_length())]

@@ -363,7 +363,6 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def draw_stages(plan: SplitPlan, layers: Sequence[LayerWork]) -> str:
-    """Draw each stage with its ranks, and each cut."""
     assert plan.words is not None
     names = plan.words.stages
     works = works_of(layers, names)

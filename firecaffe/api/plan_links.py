@@ -1,8 +1,4 @@
-"""The answer of `plan --device` for a buyer: which link, for how many workers, and why.
-
-Each sentence compares forecasts, with a band. A faster link is advised only if the whole band of
-its gain is at least MIN_GAIN.
-"""
+"""The answer of `plan --device` for a buyer: which link, for how many workers, and why."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -125,7 +121,6 @@ class LinkChoice:
         )
 
     def _beyond(self, number: int) -> Iterator[str]:
-        """Say what faster links than the chosen one bring."""
         for later in self._faster(number):
             yield (
                 f"{self.offers[later][0].links[-1].name} brings "
@@ -133,7 +128,6 @@ class LinkChoice:
             )
 
     def _fewer(self, number: int) -> Iterator[str]:
-        """Say for which fewer workers a slower link is enough."""
         several = [(self.number_for(place), n) for place, n in enumerate(self.workers) if n > 1]
         for link, group in groupby(several, key=lambda pair: pair[0]):
             counts = [str(workers) for _, workers in group]

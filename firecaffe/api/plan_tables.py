@@ -262,7 +262,6 @@ def plot(path: Path, plans: Sequence[tuple[str, Sequence[Forecast]]]) -> None:
 
 
 def does_not_fit(work: Workload, cluster: Cluster, rows: Sequence[Forecast]) -> str:
-    """Say how much memory the smallest forecast needs, what for, and what would help."""
     least = min(rows, key=lambda row: sum(row.memory_bytes.values())).memory_bytes
     largest = max(least, key=least.__getitem__)
     return (

@@ -177,7 +177,6 @@ class Inventory:
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons why another number of workers may not give the same bits."""
         reasons = doubts_of_world("forward", self.asked)
         carried = list(dict.fromkeys([*self.carried, *self.evaluated.carried]))
         if carried:

@@ -139,7 +139,6 @@ def paragraph(workload: Workload, cluster: Cluster, rows: Sequence[Forecast]) ->
 
 
 def _endless(cluster: Cluster, rows: Sequence[Forecast]) -> str:
-    """Say on how many workers failures do not let the training end."""
     numbers = ", ".join(map(str, sorted({row.workers for row in rows})))
     return (
         f"With {numbers} workers on {cluster.name} the training does not end: "
@@ -170,7 +169,6 @@ def _how_many(
 
 
 def _what_limits(row: Forecast) -> str:
-    """Say what the largest share of a step is spent on."""
     parts = {label: getattr(row, name) / row.step_s for name, label in LIMITS.items()}
     limit = max(parts, key=parts.__getitem__)
     if row.workers == 1:
@@ -234,7 +232,6 @@ def _way(exchange: str, compressor: str) -> str:
 
 
 On = tuple[Cluster, Forecast]
-"""A cluster, and a forecast on it."""
 
 
 @dataclass(frozen=True)
@@ -247,10 +244,7 @@ class Gain:
 
 
 def gain_of(work: Workload, other: On, over: On) -> Gain:
-    """Compare `other` with `over`, on clusters of the same device.
-
-    Computing, jitter and slow-down may each be off to either side, but to the same side in both.
-    """
+    """Compare `other` with `over`, on clusters of the same device."""
     costs = [StepCost(work, on, row.exchange, row.compressor) for on, row in (other, over)]
     workers = [row.workers for _, row in (other, over)]
     errors = [errors_of(work, on, row.workers, row.compressor) for on, row in (other, over)]

@@ -150,7 +150,6 @@ class Unit:
     """The layer is first, except that the first unit begins with the modules before its layer."""
     inputs: float
     outputs: float
-    """Numbers that the layer itself makes."""
     output_elements: int = 1
     """Neurons or filters between which outputs can be cut; 1 if they cannot be cut."""
     input_elements: int = 1

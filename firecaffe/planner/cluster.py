@@ -46,7 +46,6 @@ class MeasuredStep:
 
     @property
     def conditions(self) -> tuple[str | int, ...]:
-        """The network, its arithmetic, its inputs and its size."""
         return self.model, self.autocast, self.tf32, self.inputs, self.micro_batch_size
 
     def scaled(self, compute: float, data: float, update: float) -> Self:
@@ -160,7 +159,6 @@ class Cluster:
         return 0 < self.most_devices <= self.devices_per_node
 
     def with_link(self, level: int, **figures: Any) -> Self:
-        """Return the cluster with other figures of link number `level`."""
         links = list(self.links)
         links[level] = replace(links[level], **figures)
         return replace(self, links=tuple(links))

@@ -49,15 +49,12 @@ class BatchPoint:
 
     @property
     def variance(self) -> float:
-        """The relative variance of the mean."""
         spread = RUN_SPREAD if self.spread is None else self.spread / self.epochs
         return spread**2 / self.runs
 
 
 @dataclass(frozen=True)
 class Deviations:
-    """How points deviate from the line."""
-
     scatter: float
     """Standard deviation of a deviation, relative."""
     length: float
@@ -87,8 +84,6 @@ NOISE_REACH = 6.0
 
 @dataclass(frozen=True)
 class Epochs:
-    """The epochs to a target at one batch size."""
-
     target: str
     epochs: float
     low: float
@@ -308,4 +303,3 @@ PUBLISHED = {
         "Iandola et al. 2016 (FireCaffe), table of NiN",
     ),
 }
-"""The laws of networks on ImageNet, without arguments."""

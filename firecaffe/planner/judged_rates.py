@@ -25,7 +25,6 @@ class JudgedRate:
 
     @property
     def per_s(self) -> float:
-        """Samples a second by the forecast."""
         return self._samples / self.said.step_s
 
     @property

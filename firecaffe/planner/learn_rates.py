@@ -79,7 +79,6 @@ class RateRow:
     batch: Number = 0
     """Samples of a device between two exchanges; 0: the training's."""
     fit: bool = False
-    """Whether it corrects the forecast."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,6 @@ class RatedTraining:
     model: str = ""
     args: dict[str, Any] = field(default_factory=dict, hash=False)
     parameters: Amount = 0.0
-    """The number of parameters of a network that is not ours."""
     layers: Annotated[int, Meta(ge=0, le=100_000)] = 0
     precision: str = "fp32"
     channels_last: bool = False
@@ -179,8 +177,6 @@ def _work(model: str, args: str, parameters: float, layers: int) -> Workload:
 
 @dataclass(frozen=True)
 class PricedRow:
-    """A row of a training, ready to be priced with any figures."""
-
     training: int
     row: RateRow
     cost: StepCost
@@ -203,7 +199,6 @@ class Figures:
     """Figures that a data sheet leaves open. Their logarithms are one vector, in this order."""
 
     compute: tuple[float, ...]
-    """Scales of each training's compute time."""
     scatter: tuple[float, ...]
     """Scales of each training's jitter, over that of the file's trainings."""
     links: tuple[float, ...]
@@ -244,7 +239,6 @@ class Posterior:
         return self.usual.band * Z_80 * sqrt(float(variance))
 
     def cluster_of(self, number: int) -> Cluster:
-        """Return the cluster as training `number` has it."""
         scatter = self.figures.scatter[number], (len(self.trainings) + number, -1)
         return self._corrected([number], *scatter)
 
@@ -253,7 +247,6 @@ class Posterior:
         return self._corrected(range(len(self.trainings)), 1.0, (-1,))
 
     def lines(self) -> list[str]:
-        """Say what was learned, a line each."""
         figures = self.figures
         said = [
             f"{training.label or training.model}: compute times are {scale:.3g} of the file's"

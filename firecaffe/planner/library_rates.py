@@ -42,7 +42,6 @@ class Rates:
 
 @cache
 def tables() -> dict[str, Any]:
-    """Read the file of rates."""
     return read_file(FILE, dict[str, Any], RecipeError, parse_toml, MAX_BYTES, where=FILE.name)
 
 

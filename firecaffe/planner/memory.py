@@ -144,7 +144,6 @@ REMEDIES = {
 
 
 def remedy(parts: dict[str, float]) -> str:
-    """Say what would make the largest part smaller."""
     largest = max(parts, key=parts.__getitem__)
     return REMEDIES.get(largest, REMEDIES["running"])
 

@@ -75,8 +75,6 @@ MAX_BYTES = 100_000
 
 @dataclass(frozen=True)
 class Sheet:
-    """A device's data sheet."""
-
     name: str
     family: str
     memory_bytes: float

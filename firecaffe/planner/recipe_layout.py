@@ -45,7 +45,6 @@ class RecipeLayout:
         return cls(recipe.parallel, chosen, auto_of(recipe))
 
     def fits(self, workers: int) -> bool:
-        """Whether this many workers can have the layout."""
         size = self.words.row_size
         data = self.words.data or workers // size
         return data * size == workers

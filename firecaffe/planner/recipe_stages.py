@@ -48,7 +48,6 @@ class RecipeStages:
     """compute_s is the slowest stage's; activations_s is the rest until all stages are done."""
     computes_s: tuple[float, ...]
     memory: dict[str, float]
-    """The memory of the stage that needs most."""
 
     @property
     def idle(self) -> float:

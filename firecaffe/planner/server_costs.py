@@ -79,7 +79,6 @@ class ServedClock(SimulatedClock):
         """When the server has made the updates that are due."""
         self._versions: dict[int, int] = {}
         self.pulls = self.pushes = 0
-        """The transfers so far."""
 
     def _begin(self, work: Work) -> None:
         has_version = self._versions.get(work.learner) == work.version
@@ -270,10 +269,7 @@ class PlannedKeeper:
         return f", {codec}" if codec else ""
 
     def costs(self, pull_s: float, push_s: float, take_s: float, queued_s: float) -> Costs:
-        """Costs for the simulated clock. take_s: the server's time for a gradient.
-
-        queued_s: a transfer's time in a port's queue.
-        """
+        """Costs for the clock. take_s: the server's for a gradient; queued_s: in a port's queue."""
         return Costs(pull_s, push_s, take_s, self.size)
 
     def beside_s(self, coded_s: float, update_s: float) -> float:

@@ -282,8 +282,6 @@ def simulate_s(
 
 
 class _Run:
-    """One simulation; an actor is a rank's part in a lane."""
-
     def __init__(self, schedules: Sequence[Schedule], network: Network, lanes: int) -> None:
         self.network = network
         self.clock = EventClock()

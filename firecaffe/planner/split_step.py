@@ -260,7 +260,6 @@ class SplitCost:
         return prices_of(self.work, self.exchange, self.network.strided(model))
 
     def between(self, at: int, before: LayerLayout, after: LayerLayout) -> Communication:
-        """Price the exchanges between unit `at` and the next one."""
         pairs = pairwise(through(before, after))
         return Communication.in_sequence(self._passed(at, *pair) for pair in pairs)
 

@@ -168,7 +168,6 @@ class StepCost:
         return replace(step, data_s=step.data_s + waits_s)
 
     def _exchanges_s(self, world_size: int) -> list[float]:
-        """Seconds of each bucket's exchange."""
         scale = self.workload.gradient_bytes / BYTES_PER_ELEMENT
         sizes = [round(scale * bucket.num_elements) for bucket in self.buckets]
         if world_size == 1:

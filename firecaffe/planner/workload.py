@@ -49,7 +49,6 @@ class LayerWork:
     """Activations read and written for one image, as float32."""
     weight_bytes: float
     shapes: tuple[tuple[int, ...], ...] = ()
-    """Shapes of its trained parameters."""
     backward_share: float = 1.0
     """0.5 if its weights are frozen (only inputs' gradients); 0 if all before it are, too."""
     output_bytes: float = 0.0
@@ -115,7 +114,6 @@ class Workload:
     """Whether each parameter has one owner, if workers update shards."""
     frozen_bytes: int = 0
     threads: int = 1
-    """Threads of a worker on a CPU."""
     eval_batch_size: int = 0
     """Samples that a worker evaluates at once; 0 if unknown, or none are evaluated."""
     epochs_law: EpochsLaw | None = None
