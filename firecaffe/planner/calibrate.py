@@ -89,14 +89,6 @@ def fit(
     return CalibrationFit(values, errors, len(rows), median(missed) if missed else float("nan"))
 
 
-def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Fit (bytes, seconds): seconds of an empty message (α), bytes/s (1/β). Raises: as `fit`."""
-    least, most = min(points), max(points)
-    start = {"latency_s": max(1e-9, least[1]), "rate": most[0] / most[1]}
-    fitted = fit(lambda v, size: v["latency_s"] + size / v["rate"], start, points, hold_out=False)
-    return fitted.values["latency_s"], fitted.values["rate"]
-
-
 def relative_spread(samples: Sequence[float]) -> float:
     """Half the width of the middle four fifths, over the median."""
     tenths = quantiles(samples, n=10)
