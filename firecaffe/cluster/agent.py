@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from firecaffe.cluster.addresses import join_place
 from firecaffe.cluster.calls import SideThread, repeated
-from firecaffe.cluster.groups import ATTEMPT
+from firecaffe.cluster.groups import ATTEMPT, ATTEMPTS
 from firecaffe.cluster.hosts import (
     LAST_S,
     PART_S,
@@ -40,7 +40,6 @@ from firecaffe.cluster.hosts import (
     ExitAgreement,
     Rendezvous,
 )
-from firecaffe.cluster.joining import ATTEMPTS
 from firecaffe.cluster.lost_ranks import TOGETHER, LossReader, ReleasedRanks
 from firecaffe.cluster.process_settings import SAME_S, heard
 from firecaffe.cluster.rank_process import (

@@ -20,6 +20,7 @@ from datetime import timedelta
 from functools import cache
 from itertools import count
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import torch
@@ -98,8 +99,36 @@ def _runs_beside(me: dict[str, Any], other: dict[str, Any]) -> bool:
     return other["host"] != me["host"] or (other != me and psutil.pid_exists(other["pid"]))
 
 
+def agree_on_attempt(store: Store, rank: int, world_size: int, timeout: timedelta) -> int:
+    """Return a number that all ranks of this attempt get, and no earlier one. Raises: LaunchError.
+
+    torchrun's store keeps earlier keys; each host counts only the restarts that it begins itself.
+    """
+    if rank == 0:
+        number = store.add(ATTEMPTS, 1)
+        calls = [f"firecaffe/calls/{number}/{other}" for other in range(1, world_size)]
+        store.wait(calls, timeout)
+        said = [store.get(call).decode() for call in calls]
+        store.set(f"firecaffe/heard/{number}", json.dumps(said))
+        return number - 1
+    me, until = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < until:
+        number = store.add(ATTEMPTS, 0)  # an earlier one's, until rank 0 has come
+        store.set(f"firecaffe/calls/{number}/{rank}", me)
+        heard = f"firecaffe/heard/{number}"
+        if store.check([heard]) and me in json.loads(store.get(heard)):
+            return number - 1
+        time.sleep(CALL_S)
+    raise LaunchError(f"rank 0 did not come in {timeout.total_seconds():.0f} s")
+
+
 ATTEMPT = "FIRECAFFE_ATTEMPT"
 """Environment variable: the number of this attempt, equal on all ranks; 0 is the first."""
+
+ATTEMPTS = "firecaffe/attempts"
+"""A key in the launchers' store: the number of attempts so far."""
+
+CALL_S = 0.05
 
 SERVER = "firecaffe/server"
 """A key in the store: set once it is certain that rank 0's process keeps the store."""
@@ -203,9 +232,12 @@ def make_world(device: torch.device, timeout_s: float) -> None:
         return
     with meeting(world_size), repeated(_end_with_launcher, POLL_S):
         choose_interface(world_size)
-        name = f"firecaffe/attempt-{attempt()}-of-{world_size}/world-{next(_worlds)}"
         place = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-        store = PrefixStore(name, _store(place, rank, world_size, timeout))
+        store = _store(place, rank, world_size, timeout)
+        if is_numbered_by_agent() and ATTEMPT not in os.environ:  # torchrun's
+            os.environ[ATTEMPT] = str(agree_on_attempt(store, rank, world_size, timeout))
+        name = f"firecaffe/attempt-{attempt()}-of-{world_size}/world-{next(_worlds)}"
+        store = PrefixStore(name, store)
         if not is_numbered_by_agent():
             register_rank(PrefixStore("roll_call", store), rank, world_size, timeout)
         dist.init_process_group(

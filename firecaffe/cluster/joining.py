@@ -19,12 +19,10 @@ from typing import Any
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from firecaffe.cluster.addresses import listen, split_place
+from firecaffe.cluster.groups import ATTEMPTS
 from firecaffe.cluster.links import Listener, call
 from firecaffe.cluster.secret import SECRET, SignatureError, SignedStore, accept, signed
 from firecaffe.errors import LaunchError, RecipeError
-
-ATTEMPTS = "firecaffe/attempts"
-"""A key that the launchers set: the number of attempts so far."""
 
 ANSWER_S = 10.0
 

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import torch
 from torch import nn, optim
 
 from firecaffe.cluster.from_script import from_script
-from firecaffe.cluster.groups import attempt, rank_and_size
+from firecaffe.cluster.groups import rank_and_size
 from firecaffe.cluster.world import launcher_store
 from firecaffe.errors import RunError
 from firecaffe.parallel.layer_split import Split
@@ -30,6 +31,9 @@ from firecaffe.user_code import shown
 _timed: "weakref.WeakKeyDictionary[optim.Optimizer, Path]" = weakref.WeakKeyDictionary()
 """The optimizers that are timed: a second pair of hooks would time the first one."""
 
+_PROCESS = uuid4().hex
+"""This process: another one that finds its run's folder in the launcher's store is a restart."""
+
 
 class Attached:
     """Writes FOLDER/timings/rank-R.jsonl, a row for each step, until `detach`."""
@@ -40,14 +44,14 @@ class Attached:
         store, key = launcher_store(), f"firecaffe/attached/{path}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            goes_on = store.check([key]) and int(store.get(key)) < attempt()
+            goes_on = store.check([key]) and store.get(key).decode() != _PROCESS
             self._step = _last_step(path.parent) if goes_on else 0
             self._lines = JsonLines(path, goes_on)
         except FileExistsError:
             raise RunError(f"{path} exists already; two runs never write into one folder") from None
         except OSError as error:
             raise RunError(f"{folder}: {error.strerror}") from error
-        store.set(key, str(attempt()))
+        store.set(key, _PROCESS)
         parameters = [p for p in model.parameters() if p.requires_grad]
         is_gpu = bool(parameters) and parameters[0].is_cuda
         self._finish: Callable[[], None] = torch.cuda.synchronize if is_gpu else lambda: None

@@ -195,3 +195,19 @@ def test_a_rank_ends_whose_launcher_died_before_they_met() -> None:
     done = python("-c", code, environment={**place, **rank})
     assert done.returncode == LauncherLostError.exit_code
     assert len(lines_of_ours(done.stderr)) == 1
+
+
+def test_hosts_of_torchrun_that_count_restarts_differently_meet() -> None:
+    """A host that another one asks to restart does not count it."""
+    code = (
+        "import torch\n"
+        "from firecaffe.cluster.groups import make_world\n"
+        "make_world(torch.device('cpu'), 30)"
+    )
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    of_all = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "WORLD_SIZE": "2"}
+    of_all |= {"TORCHELASTIC_RUN_ID": "run", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    first, second = ({**of_all, "RANK": n, "TORCHELASTIC_RESTART_COUNT": n} for n in "01")
+    with Typed("-c", code, environment=first) as other:
+        assert python("-c", code, environment=second).returncode == 0
+        assert other.wait() == 0

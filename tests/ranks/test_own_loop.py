@@ -17,6 +17,7 @@ from firecaffe.cluster.agree import digest
 from firecaffe.errors import AgreementError, RecipeError, RunError
 from firecaffe.parallel.layer_split import Split
 from firecaffe.runs.rank_times import explain, read_timings
+from firecaffe.script import attach
 from tests.ranks.test_split_parts import WORDS, Small
 from tests.world import Ranks
 
@@ -165,7 +166,7 @@ def train_attached(folder: str, steps: int) -> None:
 
 
 def attempt(folder: str, number: int, steps: int) -> str:
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)
+    attach._PROCESS = str(number)  # each attempt is a process of its own
     try:
         train_attached(folder, steps)
     except RunError as error:

@@ -28,9 +28,9 @@ from firecaffe.cluster.addresses import (
     split_place,
 )
 from firecaffe.cluster.calls import SideThread
-from firecaffe.cluster.groups import _own_store, choose_interface, meeting
+from firecaffe.cluster.groups import ATTEMPTS, _own_store, choose_interface, meeting
 from firecaffe.cluster.hosts import Hosts, check_hosts_options, wait_for_endpoint
-from firecaffe.cluster.joining import ATTEMPTS, JoinClient, JoinRequest, JoinServer, door_key
+from firecaffe.cluster.joining import JoinClient, JoinRequest, JoinServer, door_key
 from firecaffe.cluster.launcher import _Launch
 from firecaffe.errors import LaunchError, RecipeError
 from tests.loopback import free_port, has_ipv6

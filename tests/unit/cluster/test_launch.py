@@ -31,7 +31,7 @@ from firecaffe.cluster import groups, launcher
 from firecaffe.cluster.addresses import LOOPBACK
 from firecaffe.cluster.agent import FaultAgent
 from firecaffe.cluster.calls import SideThread
-from firecaffe.cluster.groups import ATTEMPT, register_rank
+from firecaffe.cluster.groups import ATTEMPT, agree_on_attempt, register_rank
 from firecaffe.cluster.handover import HANDED, LAUNCHED, hand, handed
 from firecaffe.cluster.hosts import Hosts, Rendezvous
 from firecaffe.cluster.launcher import (
@@ -334,3 +334,14 @@ def test_a_rank_that_was_started_again_is_not_there_twice(monkeypatch: pytest.Mo
         again = threads.submit(register_rank, store, 1, 2, LONG)
         register_rank(store, 0, 2, LONG)
         again.result()
+
+
+def test_ranks_of_an_attempt_agree_on_its_number() -> None:
+    """Whoever comes first, in a store that has what earlier attempts said."""
+    store = HashStore()
+    with ThreadPoolExecutor() as threads:
+        for number, order in enumerate([(0, 1, 2), (2, 1, 0), (1, 0, 2)]):
+            called = [threads.submit(agree_on_attempt, store, rank, 3, LONG) for rank in order]
+            assert [call.result() for call in called] == [number] * 3
+    with pytest.raises(LaunchError, match="rank 0 did not come"):
+        agree_on_attempt(store, 1, 3, SHORT)
