@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import psutil
@@ -29,7 +29,10 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
+    RendezvousBackend,
+    RendezvousSettings,
     RendezvousTimeout,
+    _BackendRendezvousStateHolder,
 )
 
 from firecaffe.cluster.addresses import (
@@ -255,6 +258,30 @@ LAST_S = 5.0
 """Seconds for the last questions of a launch, once its ranks have ended."""
 
 
+class OwnClockState(_BackendRendezvousStateHolder):
+    """torch's state of a rendezvous, in which a host is lost by this host's clock alone.
+
+    torch (2.13) takes the time that each host writes for one of its own clock: hosts whose clocks
+    differ drop each other, and train without each other.
+    """
+
+    def __init__(self, backend: RendezvousBackend, settings: RendezvousSettings) -> None:
+        super().__init__(backend, settings)
+        self._seen: dict[Any, tuple[datetime, float]] = {}
+        """The time that each host wrote last, and when it was first read here."""
+
+    def _sanitize(self) -> None:
+        now_s, written = time.monotonic(), self._state.last_heartbeats
+        kept = {host: seen for host, seen in self._seen.items() if written.get(host) == seen[0]}
+        self._seen = {host: (at, now_s) for host, at in written.items()} | kept
+        ages_s = {host: now_s - read_s for host, (_, read_s) in self._seen.items()}
+        now = datetime.now(UTC)
+        by_us = {host: now - timedelta(seconds=age_s) for host, age_s in ages_s.items()}
+        self._state.last_heartbeats = by_us
+        super()._sanitize()
+        self._state.last_heartbeats = {host: written[host] for host in by_us}
+
+
 class Rendezvous(DynamicRendezvousHandler):
     """torch's rendezvous, whose store may be out of reach; running ranks are not ended for that.
 
@@ -311,21 +338,22 @@ def meet_launchers(
     store, holds_it = _store(hosts)
     signed = SignedStore(store, secret)
     run_id = hosts.rdzv_id or uuid.uuid4().hex
-    met: Rendezvous = Rendezvous.from_backend(
+    settings = RendezvousSettings(
         run_id,
-        signed,
-        C10dRendezvousBackend(signed, run_id),
         hosts.min_nodes,
         hosts.max_nodes,
-        address,
         RendezvousTimeout(
             join=timedelta(seconds=PATIENCE_S),
             # How long to wait for further hosts, once the least number of hosts is there.
             last_call=timedelta(seconds=1 if hosts.is_one else 5),
         ),
         # A host that has left, or is lost, is removed after three of these intervals.
-        keep_alive_interval=2,
+        keep_alive_interval=timedelta(seconds=2),
+        keep_alive_max_attempt=3,
     )
+    node = Rendezvous._node_desc_generator.generate(address)
+    backend = C10dRendezvousBackend(signed, run_id)
+    met = Rendezvous(node, settings, backend.name, signed, OwnClockState(backend, settings))
     met.aside = aside
     return met, holds_it
 

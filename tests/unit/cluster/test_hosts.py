@@ -4,17 +4,27 @@ stores that ranks hold for each other; rank 0's door, and who comes to it.
 
 import json
 import os
+import pickle
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 from unittest.mock import patch
 
 import psutil
 import pytest
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    RendezvousBackend,
+    RendezvousSettings,
+    RendezvousTimeout,
+    _NodeDesc,
+    _RendezvousState,
+)
 
 from firecaffe.cluster import agent, groups, hosts, joining, launcher
 from firecaffe.cluster.addresses import (
@@ -29,7 +39,7 @@ from firecaffe.cluster.addresses import (
 )
 from firecaffe.cluster.calls import SideThread
 from firecaffe.cluster.groups import ATTEMPTS, _own_store, choose_interface, meeting
-from firecaffe.cluster.hosts import Hosts, check_hosts_options, wait_for_endpoint
+from firecaffe.cluster.hosts import Hosts, OwnClockState, check_hosts_options, wait_for_endpoint
 from firecaffe.cluster.joining import JoinClient, JoinRequest, JoinServer, door_key
 from firecaffe.cluster.launcher import _Launch
 from firecaffe.errors import LaunchError, RecipeError
@@ -308,3 +318,29 @@ def test_torch_prints_nothing_where_no_run_answers(capfd: pytest.CaptureFixture[
     ):
         JoinClient(place, LONG_S)
     assert capfd.readouterr().err == ""
+
+
+def test_a_host_whose_clock_is_behind_is_there_while_it_gives_signs_of_life() -> None:
+    behind_s, now_s = 3600.0, 1000.0
+    state, late = _RendezvousState(), _NodeDesc("late", 1, 0)
+
+    def reads(holder: OwnClockState) -> list[_NodeDesc]:
+        """The hosts that are there at `now_s`."""
+        with patch.object(time, "monotonic", lambda: now_s):
+            holder.sync()
+        return list(holder.state.last_heartbeats)
+
+    def gives_sign() -> None:
+        state.last_heartbeats[late] = datetime.now(UTC) - timedelta(seconds=behind_s - now_s)
+
+    settings = RendezvousSettings("run", 1, 2, RendezvousTimeout(), timedelta(seconds=2), 3)
+    backend = SimpleNamespace(get_state=lambda: (pickle.dumps(state), None))
+    holder = OwnClockState(cast(RendezvousBackend, backend), settings)
+    for _ in range(3):
+        gives_sign()
+        now_s += 5
+        assert reads(holder) == [late]
+    written = holder.state.last_heartbeats[late]
+    assert written == state.last_heartbeats[late], "others read what it wrote"
+    now_s += 10
+    assert reads(holder) == []
