@@ -301,6 +301,10 @@ class Rendezvous(DynamicRendezvousHandler):
         self._asked = None
         return answer.result() if answer.exception() is None else 0  # the store is gone
 
+    def leave(self) -> None:
+        """Give no more signs of life, so that the others meet again without this host."""
+        self._stop_heartbeats()
+
     def shutdown(self) -> bool:
         """Close the rendezvous for all hosts; return False if the store does not answer."""
         try:

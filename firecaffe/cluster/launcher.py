@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -49,6 +50,11 @@ from firecaffe.output import say, share_with_ranks
 
 ENDED = (-signal.SIGTERM, -signal.SIGUSR1, -signal.SIGINT)
 """Exit codes of ranks that had stopped already when a signal ended them."""
+
+REFUSED_S = 60.0
+"""Seconds that a host which does not fit waits before it ends. The others meet again and train
+meanwhile, even if a supervisor restarts this host at once.
+"""
 
 MEETING_LOGGER = "torch.distributed.elastic"
 """The parent of the loggers by which torch's agent and rendezvous report."""
@@ -214,7 +220,12 @@ class _Launch:
                 raise self._told(failures, "the run ended") from error
             raise self._not_started(error) from error
         if self.agent.is_refused:
-            raise self._told(self.agent.last_failures, GOES_ON)
+            refusal = self._told(self.agent.last_failures, GOES_ON)
+            say(f"{refusal}; this host leaves the run to the others, and ends in {REFUSED_S:.0f} s")
+            self.met.leave()
+            with suppress(SignalException):
+                time.sleep(REFUSED_S)
+            raise refusal
         self.met.shutdown()
         self.agent.part(self.holds_store)
         if result is None:
