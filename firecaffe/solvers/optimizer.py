@@ -53,6 +53,11 @@ def make_own(groups: Sequence[dict[str, Any]], config: SolverConfig) -> optim.Op
         raise RecipeError(
             f"solver.type {config.type!r} gave {shown(optimizer)}; expected a torch.optim.Optimizer"
         )
+    if isinstance(optimizer, optim.SparseAdam):
+        raise RecipeError(
+            f"solver.type {config.type!r} takes sparse gradients alone, and sums over workers are "
+            "dense; torch.optim:Adam takes them"
+        )
     needed = [
         parameter.name
         for parameter in inspect.signature(optimizer.step).parameters.values()

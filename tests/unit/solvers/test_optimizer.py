@@ -209,6 +209,7 @@ def two_steps(config: SolverConfig) -> None:
     ("config", "words"),
     [
         (SolverConfig(type="torch.optim:LBFGS"), ["torch.optim:LBFGS", "step(closure)"]),
+        (SolverConfig(type="torch.optim:SparseAdam"), ["torch.optim:SparseAdam", "dense"]),
         (SolverConfig(type=f"{PLACE}:none"), [f"{PLACE}:none", "'no optimizer'"]),
         (SolverConfig(type=f"{PLACE}:Signs", args={"gamma": 1}), ["solver.type", "gamma"]),
         (SolverConfig(type=f"{PLACE}:Signs", args={"lr": 1}), ["solver.args", "solver.base_lr"]),
