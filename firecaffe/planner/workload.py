@@ -231,7 +231,8 @@ def on_zeros(
     try:
         return use(network, inputs)
     except Exception as error:
-        said = f"{config.name} does not take an input of {tree_text(layout.inputs)}"
+        zeros = f"zeros of {tree_text(layout.inputs)}, which stand for samples"
+        said = f"{config.name} does not take {zeros}"
         if config.name not in MODELS:
             raise failed(f"{said}: it", error) from error
         raise RecipeError(f"{said}: {str(error).splitlines()[0]}") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from firecaffe.api.network_profile import render_parallel
 from firecaffe.api.plan_layouts import Parallel
@@ -63,6 +64,11 @@ class Mixed(nn.Module):
 class Nothing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x
+
+
+class Packs(nn.Module):
+    def forward(self, x: Tensor) -> PackedSequence:
+        return pack_padded_sequence(x[:, 0], x[:, 0, :, 0].count_nonzero(1), batch_first=True)
 
 
 def found(workers: int) -> dict[str, LayerVolumes]:
@@ -180,6 +186,7 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["profile", "lenet", "--parallel", "--workers", "0"], "--workers is 0"),
         (["profile", "lenet", "--workers", "4"], "--workers says over how many --parallel counts"),
         ([*nothing, "--parallel"], "has no weights"),
+        (["profile", f"{PLACE}:Packs", "--input", "1x8x8"], "does not take zeros of"),
     ):
         assert main(wrong) == 2
         assert said in capsys.readouterr().err
