@@ -47,7 +47,7 @@ A simulation visits each message, and VGG's largest layer has 1e8 numbers, a tab
 """
 
 MAX_SEGMENTED_ELEMENTS = 2**23
-"""The same for exchanges in segments: once the pipeline is full, each segment takes as long.
+"""A limit for exchanges in segments: once the pipeline is full, each segment takes as long.
 
 256 segments are simulated. The two halves of `double_tree` may go on shifting against each other:
 its exchange of VGG-16 (3,136 segments) came out 5 % shorter to 14 % longer than simulated whole.
