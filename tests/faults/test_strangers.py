@@ -13,13 +13,14 @@ from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from select import POLLIN, poll
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 from benchmarks.kit.small_run import command
-from firecaffe.cluster.agree import gather_text
+from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import join
@@ -183,15 +184,14 @@ def meet_beside(says: str) -> tuple[list[float], bytes, list[str]]:
     """The sums that ranks put into shared memory, what came to a stranger, what lies in TMPDIR."""
     strangers: list[socket.socket] = []
 
-    def connects_first(world: Group, text: str) -> list[str]:
-        places = [*Path(tempfile.gettempdir()).iterdir()]
-        if places and not strangers:  # ranks also gather how many of them share a host, before
-            place = places[0]
+    def connects_first(world: Group, value: Any) -> list[Any]:
+        if not strangers:
+            (place, *_) = Path(tempfile.gettempdir()).iterdir()
             strangers.append(reach(str(place), WAIT_S))
             strangers[0].send(NUMBER.pack(1) if says else b"")
             if not says:
                 strangers.append(reach(str(place), WAIT_S))  # says nothing at all
-        return gather_text(world, text)
+        return gather_json(world, value)
 
     with (
         join("cpu") as world,
@@ -199,7 +199,7 @@ def meet_beside(says: str) -> tuple[list[float], bytes, list[str]]:
         tempfile.TemporaryDirectory(prefix="a" * 150) as folder,
     ):
         patch.setattr(tempfile, "tempdir", folder)
-        patch.setattr(local_ranks, "gather_text", connects_first)
+        patch.setattr(local_ranks, "gather_json", connects_first)
         local = meet_local_ranks(world, WAIT_S)
         assert local is not None
         vectors = local.share(3, torch.float32)
@@ -228,15 +228,17 @@ def test_ranks_meet_beside_a_stranger(ranks: Ranks, says: str) -> None:
 def meet_apart(blind: int) -> tuple[bool, list[str]]:
     """Whether ranks meet if one does not see the others' folders, as in a container of its own."""
 
-    def elsewhere(world: Group, text: str) -> list[str]:
-        told = gather_text(world, text)
-        return [each.replace("firecaffe-", "gone-") for each in told] if is_blind else told
+    def elsewhere(world: Group, value: Any) -> list[Any]:
+        told = gather_json(world, value)
+        if is_blind:
+            return [[folder.replace("firecaffe-", "gone-"), token] for folder, token in told]
+        return told
 
     with join("cpu") as world, pytest.MonkeyPatch.context() as patch:
         is_blind = world.rank == blind
         with tempfile.TemporaryDirectory() as folder:
             patch.setattr(tempfile, "tempdir", folder)
-            patch.setattr(local_ranks, "gather_text", elsewhere)
+            patch.setattr(local_ranks, "gather_json", elsewhere)
             return meet_local_ranks(world, WAIT_S) is not None, os.listdir(folder)
 
 
