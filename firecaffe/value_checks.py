@@ -44,7 +44,7 @@ def count_of(number: int, one: str, many: str) -> str:
 def digits_of(value: float, digits: int = 3) -> str:
     """Format with so many significant digits, commas between thousands, and no large exponent."""
     near = float(f"{value:.{digits}g}")
-    return f"{near:,.0f}" if abs(near) >= 10**digits else f"{near:.{digits}g}"
+    return f"{near:,.0f}" if abs(near) >= 10**digits else f"{near:,.{digits}g}"
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

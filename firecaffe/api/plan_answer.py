@@ -227,7 +227,7 @@ def plan(
         epochs: Batch sizes and the epochs to your target accuracy with each, as {128: 30, 1024: 36}
             (one, if `noise_scale` is given); else published ones, if the network has any.
         noise_scale: The gradient noise scale that `explain` reports for a run, in samples.
-        all: Show every exchange, not the three fastest and the recipe's.
+        all: Show every exchange, not the three fastest, the advised and the recipe's.
         measure: Measure the recipe's step on this host, and plan with it and this host's cores.
         runs: Finished runs by which the cluster is corrected; or one file of rates, FILE.toml,
             which names its cluster (planner/learn_rates.py).

@@ -64,7 +64,7 @@ class Modes:
         for mode in self.rows:
             table.add_row(
                 mode.words,
-                f"{mode.step_s * 1e3:.3g} ms",
+                time_text(mode.step_s),
                 f"{mode.images_per_s:,.0f}",
                 f"{mode.gain:.2f}",
                 f"{mode.staleness:.2f}",
@@ -94,16 +94,16 @@ class Modes:
         if self.row.workers > 1:
             slowed = ""
             if self._slowed_s > MIN_SLOWED * self.row.step_s:
-                slowed = f", which it slows down by {self._slowed_s * 1e3:.3g} ms"
+                slowed = f", which it slows down by {time_text(self._slowed_s)}"
             said.append(
-                f"Local steps save {saved_s * 1e3:.3g} ms of exchange a step, {pays} the "
-                f"{self._hidden_s * 1e3:.3g} ms of backward that can hide it{slowed}."
+                f"Local steps save {time_text(saved_s)} of exchange a step, {pays} the "
+                f"{time_text(self._hidden_s)} of backward that can hide it{slowed}."
             )
         return " ".join(said)
 
 
 def plan_table(work: Workload, cluster: Cluster, rows: Sequence[Forecast], is_long: bool) -> Table:
-    """Return the three fastest exchanges and the recipe's, or with `is_long` every one."""
+    """Return the rows of `shown_rows` as a table."""
     table = numbers_table(
         *("workers", "exchange", "step", "low - high", "compute", "exposed"),
         *("data", "update", "samples/s", "speedup", "eff.", "memory"),

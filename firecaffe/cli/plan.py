@@ -15,10 +15,10 @@ ABOUT = (
     "time of a step and its parts, speedup, memory, hours and cost. Starts no process."
 )
 NOTES = (
-    "The table shows the three fastest exchanges and the recipe's, then what limits, what to "
-    "change first, and the largest useful number of workers: each further one brings at least half "
-    "of what one does alone. An exchange that does not keep the bits of one worker is not "
-    "recommended.",
+    "The table shows the three fastest exchanges, the advised and the recipe's, then what limits, "
+    "what to change first, and the largest useful number of workers: each further one brings at "
+    "least half of what one does alone. An exchange that does not keep the bits of one worker is "
+    "not recommended.",
     "Memory is a range: what is counted, to that plus what libraries have used in our runs. ! "
     "means that it does not fit, ? that it may not.",
     "--cluster takes several names with commas. Without a batch, --model takes 256 or one that all "

@@ -100,26 +100,34 @@ def _runs_beside(me: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def agree_on_attempt(store: Store, rank: int, world_size: int, timeout: timedelta) -> int:
-    """Return a number that all ranks of this attempt get, and no earlier one. Raises: LaunchError.
+    """Return a number that all ranks of this attempt get, and no earlier one in this store.
 
     torchrun's store keeps earlier keys; each host counts only the restarts that it begins itself.
+    Raises: LaunchError.
     """
+    wait_s = timeout.total_seconds()
     if rank == 0:
         number = store.add(ATTEMPTS, 1)
         calls = [f"firecaffe/calls/{number}/{other}" for other in range(1, world_size)]
-        store.wait(calls, timeout)
+        try:
+            store.wait(calls, timeout)
+        except dist.DistStoreError:
+            missing = [str(n) for n, call in enumerate(calls, 1) if not store.check([call])]
+            raise LaunchError(f"rank {', '.join(missing)} did not come in {wait_s:.0f} s") from None
         said = [store.get(call).decode() for call in calls]
         store.set(f"firecaffe/heard/{number}", json.dumps(said))
         return number - 1
-    me, until = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    me, until, called = uuid4().hex, time.monotonic() + wait_s, -1
     while time.monotonic() < until:
         number = store.add(ATTEMPTS, 0)  # an earlier one's, until rank 0 has come
-        store.set(f"firecaffe/calls/{number}/{rank}", me)
+        if number != called:
+            store.set(f"firecaffe/calls/{number}/{rank}", me)
+            called = number
         heard = f"firecaffe/heard/{number}"
         if store.check([heard]) and me in json.loads(store.get(heard)):
             return number - 1
         time.sleep(CALL_S)
-    raise LaunchError(f"rank 0 did not come in {timeout.total_seconds():.0f} s")
+    raise LaunchError(f"not all ranks came in {wait_s:.0f} s")
 
 
 ATTEMPT = "FIRECAFFE_ATTEMPT"

@@ -208,6 +208,7 @@ class ExitAgreement:
         return host in self._there()
 
     def leave(self) -> None:
+        """Report that this host is done, and wait for the others."""
         self._store.set(self._key(self._here), "")
         until = time.monotonic() + TOGETHER_S
         while time.monotonic() < until:
@@ -279,7 +280,8 @@ class OwnClockState(_BackendRendezvousStateHolder):
         by_us = {host: now - timedelta(seconds=age_s) for host, age_s in ages_s.items()}
         self._state.last_heartbeats = by_us
         super()._sanitize()
-        self._state.last_heartbeats = {host: written[host] for host in by_us}
+        left = self._state.last_heartbeats
+        self._state.last_heartbeats = {host: written[host] for host in left}
 
 
 class Rendezvous(DynamicRendezvousHandler):

@@ -222,8 +222,8 @@ class _Launch:
         if self.agent.is_refused:
             refusal = self._told(self.agent.last_failures, GOES_ON)
             say(f"{refusal}; this host leaves the run to the others, and ends in {REFUSED_S:.0f} s")
-            self.met.leave()
             with suppress(SignalException):
+                self.met.leave()
                 time.sleep(REFUSED_S)
             raise refusal
         self.met.shutdown()

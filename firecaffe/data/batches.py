@@ -199,7 +199,7 @@ class Batches:
         return network_layout(self.dataset, self.config)
 
     def train_batch(self, step: int, leaf: int) -> Batch:
-        """Return a batch on the device; at an epoch's end fewer samples. Raises DataError."""
+        """Return a batch on the device; at an epoch's end fewer samples or 0. Raises DataError."""
         return self.on_device(self.host_batch(step, leaf))
 
     def host_batch(self, step: int, leaf: int) -> Batch:

@@ -65,6 +65,7 @@ class Data:
     validation: Dataset | None = None
     notes: tuple[str, ...] = ()
     layout: Layout | None = None
+    """The layout of a sample as the network receives it."""
 
     @property
     def class_names(self) -> tuple[str, ...]:

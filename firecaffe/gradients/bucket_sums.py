@@ -42,6 +42,7 @@ class Combine:
     """The memory of what earlier steps have not sent, if gradients are encoded."""
 
     def set_shares(self, shares: Shares) -> None:
+        """Give workers other shares. All ranks call it between the same two steps."""
         raise NotImplementedError
 
     def begin_step(self, scale: Tensor | None) -> None:

@@ -35,6 +35,7 @@ class Shards:
     """The starts of the ranks' rows and the end of the last, by parameter, in network order."""
     rank: int
     own: dict[str, nn.Parameter] = field(default_factory=dict)
+    """This rank's rows, as views; only parameters of which it has some."""
 
     def own_part(self, name: str, tensor: Tensor) -> Tensor:
         """Return this rank's rows of a tensor with a parameter's shape; all rows without shards."""

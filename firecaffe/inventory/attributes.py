@@ -99,8 +99,16 @@ def _of_module(prefix: str, module: nn.Module, known: set[int]) -> Iterator[tupl
             kept = list(value.values()) if word in HOOKS else value  # not by torch's number
             yield from _leaves(path, kept, known, DEEPEST)
     for word, parameter in module.named_parameters(prefix, recurse=False):
-        hooks = list((parameter._backward_hooks or {}).values())
-        yield from _leaves(f"{word}._backward_hooks", hooks, known, DEEPEST)
+        for member in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            hooks = (getattr(parameter, member) or {}).values()
+            theirs = [hook for hook in hooks if not _is_of_probe(hook)]
+            yield from _leaves(f"{word}.{member}", theirs, known, DEEPEST)
+
+
+def _is_of_probe(hook: Any) -> bool:
+    """Whether our probe has registered a hook, which its second backward no longer has."""
+    used = hook.func if isinstance(hook, partial) else None
+    return isinstance(used, FunctionType) and used.__module__.startswith("firecaffe.")
 
 
 def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tuple[str, Any]]:
@@ -143,7 +151,8 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
         parts = state if isinstance(state, tuple) else (state,)
         return [item for part in parts if part for item in part.items()]
     cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-    return [(word, cell.cell_contents) for word, cell in cells if _is_bound(cell)]
+    bound = [(word, cell.cell_contents) for word, cell in cells if _is_bound(cell)]
+    return [*bound, ("defaults", value.__defaults__), ("defaults", value.__kwdefaults__)]
 
 
 def _is_bound(cell: CellType) -> bool:

@@ -107,12 +107,12 @@ def _query_name(frame: FrameType) -> str:
 def _is_of_library(frame: FrameType, through: Sequence[str] = ()) -> bool:
     """Whether a library calls a frame; callers in the modules `through` are skipped.
 
-    An iteration there counts as a library's: code that takes all variables asks for none of them.
+    Who takes all variables there asks for none of them, and counts as a library.
     """
     caller = frame.f_back
     while caller is not None:
         module = str(caller.f_globals.get("__name__"))
-        if module in through and caller.f_code.co_name == "__iter__":
+        if module in through and caller.f_code.co_name in ("__iter__", "copy", "__or__"):
             return True
         if module not in through and not module.endswith("c10d_logger"):
             return module.partition(".")[0] in LIBRARIES

@@ -223,7 +223,7 @@ OPERATIONS = {
 MODULES = {
     "convolution": r"Conv",
     "fully connected": r"Linear",
-    "pooling": r"[Pp]ool",
+    "pooling": r"Pool|_pool",
     "normalization": r"Norm|Response",
     "activation": r"ReLU|Softmax|Tanh|Sigmoid",
     "dropout": r"Dropout",

@@ -26,13 +26,14 @@ KINDS = (*MULTIPLIES, NORM, ELEMENTWISE)
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a forward. flops and elements are per image."""
+    """One kernel of a forward. flops and activations are per image."""
 
     kind: str
     flops: float
     moved: float
     """Activation elements that it reads and writes."""
     weights: float = 0.0
+    """Weight elements that it reads, for however many images."""
     side: float = 0.0
     """Smallest dimension of the matrices that it multiplies, except rows that grow with a batch."""
     rows: float = 0.0

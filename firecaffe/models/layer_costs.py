@@ -167,7 +167,10 @@ def _shape_of_convolution(
 
 
 def _joined(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Join a recurrent layer's kernels: libraries fuse the steps', and read their weights once."""
+    """Return a recurrent layer's matrix kernels, one for each time step; others are fused in them.
+
+    Their few rows do not limit them, and weights are read once: they stay in a cache.
+    """
     multiplies = [kernel for kernel in kernels if kernel.kind in MULTIPLIES]
     steps = Counter(multiplies)
     joined = [

@@ -42,7 +42,7 @@ ALIGNMENT_BYTES = 64
 
 
 class Swap:
-    """An exchange of a tensor from each rank to each other; here, of one rank. All call it."""
+    """An exchange of a tensor from each rank to each other, in one order; here, of one rank."""
 
     seconds = 0.0
 

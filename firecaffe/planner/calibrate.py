@@ -137,7 +137,8 @@ def learn(
     """
     runs = [_read(folder, trust_code) for folder in folders]
     rows = _rows(runs, cluster)
-    new = {row.conditions for row in rows}
+    of_any_inputs = (replace(row, inputs="") for row in rows)
+    new = {row.conditions for row in (*rows, *of_any_inputs)}
     kept = [row for row in cluster.device.measured if row.conditions not in new]
     device = replace(cluster.device, measured=(*kept, *rows))
     scatter = [

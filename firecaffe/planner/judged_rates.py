@@ -10,7 +10,7 @@ from firecaffe.planner.forecast import Forecast, forecast
 from firecaffe.planner.learn_rates import Posterior, RatedTraining, RateRow
 from firecaffe.planner.library_rates import tables
 from firecaffe.planner.workload import Workload
-from firecaffe.value_checks import count_of
+from firecaffe.value_checks import count_of, digits_of
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def contradictions(work: Workload, cluster: Cluster) -> list[str]:
         published_s = batch / images_per_s
         if not (1 - error) * step_s <= published_s <= (1 + error) * step_s:
             said.append(
-                f"{rate['source']} has {images_per_s:,.4g} images/s of {work.model} on one "
-                f"{device.name} with a batch of {batch}; the forecast is "
-                f"{batch / step_s:,.4g}, within {error:.0%}"
+                f"{rate['source']} has {digits_of(images_per_s, 4)} images/s of {work.model} on "
+                f"one {device.name} with a batch of {batch}; the forecast is "
+                f"{digits_of(batch / step_s, 4)}, within {error:.0%}"
             )
     return said

@@ -73,7 +73,7 @@ def _rows(shape: Shape, whole: bool) -> tuple[int, int]:
     return (1, prod(shape)) if whole or not prod(shape) else (shape[0], prod(shape[1:]))
 
 
-class ByAll:
+class PlannedUpdate:
     """Every worker updates all weights."""
 
     to_owners = False
@@ -100,7 +100,7 @@ class ByAll:
         return of_buckets
 
 
-class ByOwners(ByAll):
+class ByOwners(PlannedUpdate):
     """Each worker updates a shard, and sends it to the others."""
 
     to_owners, said, share_before = True, ", updated in shards", 0.5
@@ -119,8 +119,8 @@ class ByOwners(ByAll):
 
 
 ALL = "all"
-UPDATES: dict[str, ByAll] = {ALL: ByAll(), "shards": ByOwners()}
+UPDATES: dict[str, PlannedUpdate] = {ALL: PlannedUpdate(), "shards": ByOwners()}
 
 
-def update_of(work: Workload, world_size: int) -> ByAll:
+def update_of(work: Workload, world_size: int) -> PlannedUpdate:
     return UPDATES[work.update_at if world_size > 1 else ALL]

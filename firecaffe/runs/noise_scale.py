@@ -41,6 +41,7 @@ So the later half has 80 % of the weight: the scale grows while a network learns
 
 class GradientNorms(NamedTuple):
     step: int
+    """Counted from 1."""
     micro_batch: float
     """Mean of the squared norms of the micro-batches' gradients."""
     batch: float
@@ -55,6 +56,7 @@ class NoiseScale:
     high: float | None
     """The end of the 80 % band; None if there is none."""
     steps: list[int]
+    """Counted from 1."""
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -198,6 +198,7 @@ def recorded_of(folder: Path) -> Recorded:
 @dataclass(frozen=True)
 class FirstDifference:
     step: int
+    """Counted from 1."""
     tensor: str
 
 

@@ -6,6 +6,7 @@ GPU each of these points waits for the device, which reduces the overlap of step
 `firecaffe.adapt.split_layers`, the layers' waits for activations count as waits.
 """
 
+import os
 import time
 import weakref
 from collections.abc import Callable
@@ -32,7 +33,7 @@ _timed: "weakref.WeakKeyDictionary[optim.Optimizer, Path]" = weakref.WeakKeyDict
 """The optimizers that are timed: a second pair of hooks would time the first one."""
 
 _PROCESS = uuid4().hex
-"""This process: another one that finds its run's folder in the launcher's store is a restart."""
+"""This process or, if it was forked, its parent. Another process of this rank is a restart."""
 
 
 class Attached:
@@ -42,16 +43,17 @@ class Attached:
         rank, _ = rank_and_size()
         path = Path(folder).absolute() / "timings" / f"rank-{rank}.jsonl"
         store, key = launcher_store(), f"firecaffe/attached/{path}"
+        me = f"{_PROCESS} {os.getpid()}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            goes_on = store.check([key]) and store.get(key).decode() != _PROCESS
+            goes_on = store.check([key]) and store.get(key).decode() != me
             self._step = _last_step(path.parent) if goes_on else 0
             self._lines = JsonLines(path, goes_on)
         except FileExistsError:
             raise RunError(f"{path} exists already; two runs never write into one folder") from None
         except OSError as error:
             raise RunError(f"{folder}: {error.strerror}") from error
-        store.set(key, _PROCESS)
+        store.set(key, me)
         parameters = [p for p in model.parameters() if p.requires_grad]
         is_gpu = bool(parameters) and parameters[0].is_cuda
         self._finish: Callable[[], None] = torch.cuda.synchronize if is_gpu else lambda: None
@@ -127,7 +129,7 @@ def attach(model: nn.Module, optimizer: optim.Optimizer, folder: str | Path) -> 
 
     Every rank calls this, with the same folder, after `torch.distributed` was initialized; without
     it, RANK in the environment is the rank. A script that its launcher restarts continues the files
-    of its last attempt.
+    of its last attempt. On a GPU this makes steps longer: `detach()` before a rate is measured.
 
     Args:
         model: The network whose steps are timed, in DDP or not.

@@ -66,9 +66,9 @@ class HookState:
     """The state of `exchange_bucket`: the exchange and its thread.
 
     It meets the other ranks with the first bucket, because `torch.distributed` may be initialized
-    long after the hook was made; so does a copy. The thread ends with the program or the last
-    reference, and releases its process group: one that outlives the interpreter would abort the
-    program.
+    long after the hook was made; so does a copy, which begins without a compressor's memory. The
+    thread ends with the program or the last reference, and releases its process group: one that
+    outlives the interpreter would abort the program.
     """
 
     def __init__(

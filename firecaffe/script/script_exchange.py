@@ -96,7 +96,7 @@ def share_network(world: Group, network: nn.Module, facts: dict[str, str]) -> No
 
     Raises: AgreementError; PeerLostError.
     """
-    shapes = {name: [str(p.dtype), *p.shape] for name, p in network.named_parameters()}
+    shapes = {n: [str(p.dtype), *p.shape, p.requires_grad] for n, p in network.named_parameters()}
     agree(world, {**facts, "the model": json.dumps(shapes)})
     copy_from_first(world, {**dict(network.named_parameters()), **dict(network.named_buffers())})
 

@@ -93,7 +93,7 @@ def _built(name: str, **options: Any) -> Any:
     import torchmetrics.regression as of_numbers
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # some warn that they keep all predictions
         return {**vars(of_numbers), **vars(of_classes)}[name](**options)
 
 

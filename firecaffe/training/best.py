@@ -115,7 +115,10 @@ def evaluate_best(
     test: Callable[[], Evaluation],
     say: Callable[[str], None],
 ) -> Evaluation | None:
-    """Test the best weights. All ranks call it. None, and a warning, if no checkpoint has them."""
+    """Test the best weights. All ranks call it.
+
+    None if no checkpoint has them, or (with a warning) if it is damaged.
+    """
     if not best.checkpoint:
         return None
     try:

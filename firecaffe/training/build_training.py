@@ -129,7 +129,10 @@ def train_parts(
     own_plugins: Sequence[Plugin],
     has_ranks_checked: bool = False,
 ) -> Result:
-    """Train on this rank as `firecaffe.train` does. has_ranks_checked: whether a launcher did."""
+    """Train on this rank as `firecaffe.train` does.
+
+    has_ranks_checked: whether a launcher has checked every number of ranks.
+    """
     plugins = (*load_plugins(), *own_plugins)
     if parts.model is not None:
         name = f"own {getattr(parts.model, '__qualname__', type(parts.model).__qualname__)}"

@@ -143,6 +143,7 @@ class Learner:
 
     data: Data
     mesh: Mesh
+    """The ranks at the beginning; `state.world` has those that are left."""
     holding: Holding
     update: EveryRank
     mode: ModeParts
@@ -171,7 +172,8 @@ def build_learner(
 ) -> Learner:
     """Build this rank's learner. Raises: RecipeError; AgreementError; CheckpointError.
 
-    All ranks call it. unlike: parts of the data that do not repeat. served_learners: at the start.
+    All ranks call it. unlike: parts of the data that do not repeat. served_learners: with how many
+    a server begins; 0 without one.
     """
     recipe, world = run.recipe, mesh.world
     with world_queries() as asked:

@@ -174,7 +174,8 @@ def run_trials(
     """Train the trials that are not finished, `at_once` at a time, on `workers` ranks each.
 
     An interrupted training begins again; none is left running, even if this process is killed. say:
-    called with each trial as it ends. Raises: RankFailedError, as the first; PreemptedError.
+    called with each trial as it ends. Raises: RankFailedError, with the exit code of the first that
+    failed; PreemptedError.
     """
     waiting = []
     for trial in trials:

@@ -76,8 +76,8 @@ class Collectives:
         """Carry out this rank's part of a schedule in place. Raises: PeerLostError.
 
         name: the key of `make`'s plan. lane: vectors of one lane go one after the other. inputs:
-        this rank's, by their index among its own, which may be changed. begun: the early rounds, if
-        they are done.
+        this rank's, by their index among its own, as long as the vector; they may be changed.
+        begun: the early rounds, if all ranks have done them.
         """
         plan = self._plan_for(name, make, vector)
         parts, all_inputs = plan.parts, dict(inputs or {})

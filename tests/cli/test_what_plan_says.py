@@ -333,3 +333,7 @@ def test_a_large_figure_has_no_exponent(value: float, said: str) -> None:
     assert digits_of(value) == said
     if value >= 2:
         assert (time_text(value), hours_text(24 * value)) == (f"{said} s", f"{said} days")
+
+
+def test_thousands_have_commas_without_an_exponent_too() -> None:
+    assert digits_of(1234.0, 4) == "1,234"

@@ -269,6 +269,10 @@ def test_one_rank_alone(ranks: Ranks) -> None:
     assert not torch.allclose(held["first.weight"], plain["first.weight"], atol=0.01)
 
 
+def frozen_on_one(rank: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).requires_grad_(rank == 0))
+
+
 def given_otherwise(rank: int) -> list[tuple[nn.Module, dict[str, Any], str]]:
     """A network and words that cannot be, or that are not those of the other rank; what is said."""
     net = Net()
@@ -284,6 +288,7 @@ def given_otherwise(rank: int) -> list[tuple[nn.Module, dict[str, Any], str]]:
         (DistributedDataParallel(Net()), {}, "give the network itself, model.module"),
         (net, {"every": 2 + rank}, "the words of average_locally"),
         (nn.Linear(2, 2 + rank), {}, "differs from the others in the model"),
+        (frozen_on_one(rank), {}, "differs from the others in the model"),
     ]
 
 

@@ -81,6 +81,7 @@ WAYS = 3
 @dataclass(frozen=True)
 class KeptValues:
     patterns: Patterns
+    """The kept elements in order; at least one."""
     is_float32: bool
     how: How
     matrix: Patterns | None = None

@@ -343,5 +343,7 @@ def test_ranks_of_an_attempt_agree_on_its_number() -> None:
         for number, order in enumerate([(0, 1, 2), (2, 1, 0), (1, 0, 2)]):
             called = [threads.submit(agree_on_attempt, store, rank, 3, LONG) for rank in order]
             assert [call.result() for call in called] == [number] * 3
-    with pytest.raises(LaunchError, match="rank 0 did not come"):
+    with pytest.raises(LaunchError, match="not all ranks came"):
         agree_on_attempt(store, 1, 3, SHORT)
+    with pytest.raises(LaunchError, match="rank 1, 2 did not come"):
+        agree_on_attempt(store, 0, 3, SHORT)

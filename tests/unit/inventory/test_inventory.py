@@ -145,6 +145,9 @@ HOOKED: dict[str, Callable[[nn.Linear, Callable[..., None]], object]] = {
     "_forward_hooks": nn.Linear.register_forward_hook,
     "_backward_hooks": nn.Linear.register_full_backward_hook,
     "weight._backward_hooks": lambda layer, hook: layer.weight.register_hook(hook),  # type: ignore[no-untyped-call]
+    "bias._post_accumulate_grad_hooks": lambda layer, hook: (
+        layer.bias.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    ),
 }
 
 
@@ -152,13 +155,13 @@ HOOKED: dict[str, Callable[[nn.Linear, Callable[..., None]], object]] = {
 def test_what_a_hook_keeps_is_seen(member: str) -> None:
     layer, kept = nn.Linear(layers.WIDTH, 2), set[int]()
 
-    def hook(*_: object) -> None:
-        kept.add(len(kept))
+    def hook(*_: object, by_default: set[int] = kept) -> None:
+        by_default.add(len(by_default))
 
     HOOKED[member](layer, hook)
     values = VALUES.clone().requires_grad_()
     seen = carried(lambda: attributes_of(layer), lambda: layer(values).sum().backward())
-    assert seen[0] == f"len({member}[0].kept)"
+    assert seen[0] == f"len({member}[0].defaults['by_default'])"
 
 
 class Seen(Dataset[Tensor]):
@@ -373,8 +376,7 @@ def test_pixels_without_a_label() -> None:
     """Samples whose losses are alike, of which some have fewer labels, are weighed unequally."""
     draw = torch.Generator().manual_seed(1)
     outputs, labels = torch.randn(4, 4, 8, 8, generator=draw) / 2, torch.zeros(4, 8, 8).long()
-    labels[1, 1:] = labels[2, 2:] = -100
-    labels[3, 1:] = -100
+    labels[1, 1:] = labels[2, 2:] = labels[3, 1:] = -100
     assert mean_of("loss", F.cross_entropy, outputs, labels) == WHOLE
 
 

@@ -140,6 +140,9 @@ def test_compute_is_replaced_and_runs_that_differ_widen_its_band(tmp_path: Path)
     larger = replace(work, layout=images_of((1, 56, 56)))
     corrections = [correction(of, told.device, work.micro_batch_size) for of in (work, larger)]
     assert corrections == [pytest.approx(2.0, rel=0.15), 1.0]
+    older = replace(true.device, measured=(replace(row, inputs=""),))
+    told, _ = learn(replace(true, device=older), [tmp_path / "a"])
+    assert told.device.measured == (row,)
     told, _ = learn(true, [tmp_path / "a", a_run(tmp_path / "b", true, 1, "tree")])
     assert told.device.measured[0].error > 0.2
 

@@ -85,7 +85,10 @@ class OwnerHead:
 
 
 class OwnersBench:
-    """A bench whose weights come from their owners, and whose gradients go there."""
+    """A bench whose weights come from their owners, and whose gradients go there.
+
+    Only its learner's thread calls it.
+    """
 
     def __init__(
         self,
