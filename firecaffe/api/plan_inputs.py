@@ -216,7 +216,7 @@ def _learn_rates(paths: Sequence[Path], clusters: Sequence[Cluster]) -> tuple[Cl
     try:
         learned = learn_rates(cluster, rates.trainings)
     except RecipeError as error:  # of a network
-        remedy = "of a network of others give parameters and layers"
+        remedy = "a network that firecaffe does not know needs its parameters and layers"
         raise RecipeError(f"{paths[0]}: {error}; {remedy}") from error
     return learned.whole(), [*learned.lines(), *judgement_lines(learned)]
 

@@ -127,6 +127,7 @@ class Kind:
     bottoms: tuple[int, ...] = (1,)
     """The allowed numbers of bottoms. Empty: `make` checks them."""
     ignored: tuple[str, ...] = ()
+    """Fields of its message that have no effect here."""
 
 
 def shown(shape: Sequence[int]) -> str:
