@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from firecaffe.api.verify_and_replay import verify as verify
     from firecaffe.api.weight_files import export as export
     from firecaffe.api.weight_files import unpack as unpack
-    from firecaffe.compression.config import PruneConfig as PruneConfig
-    from firecaffe.compression.config import ShareConfig as ShareConfig
+    from firecaffe.compression import PruneConfig as PruneConfig
+    from firecaffe.compression import ShareConfig as ShareConfig
     from firecaffe.data import DataConfig as DataConfig
     from firecaffe.data import TensorDataset as TensorDataset
     from firecaffe.data import from_torch as from_torch
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from firecaffe.errors import PeerLostError as PeerLostError
     from firecaffe.errors import RecipeError as RecipeError
     from firecaffe.gradients.config import ExchangeConfig as ExchangeConfig
-    from firecaffe.models.config import ModelConfig as ModelConfig
+    from firecaffe.models import ModelConfig as ModelConfig
     from firecaffe.parallel.config import ParallelConfig as ParallelConfig
     from firecaffe.recipe.config import CheckpointConfig as CheckpointConfig
     from firecaffe.recipe.config import TrainConfig as TrainConfig
@@ -75,17 +75,17 @@ _PLACES = {
     "DataError": "errors",
     "ExchangeConfig": "gradients.config",
     "FirecaffeError": "errors",
-    "ModelConfig": "models.config",
+    "ModelConfig": "models",
     "NotFiniteError": "errors",
     "ParallelConfig": "parallel.config",
     "PeerLostError": "errors",
     "Plugin": "training.plugins",
-    "PruneConfig": "compression.config",
+    "PruneConfig": "compression",
     "Recipe": "recipe.sections",
     "RecipeError": "errors",
     "Result": "training.result",
     "RunConfig": "runs.run_folder",
-    "ShareConfig": "compression.config",
+    "ShareConfig": "compression",
     "SolverConfig": "solvers.config",
     "Sums": "tasks",
     "SynchronyConfig": "synchrony.config",

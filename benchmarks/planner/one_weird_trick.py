@@ -13,7 +13,7 @@ from pathlib import Path
 from scipy.optimize import brentq
 
 from benchmarks.kit.paragraph import paragraph
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import Cluster, load_cluster
 from firecaffe.planner.forecast import forecast, forecasts

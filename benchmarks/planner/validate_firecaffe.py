@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.kit.paragraph import paragraph
 from benchmarks.planner.published_scaling import families, forecast_rows
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.price import rounds_only_s
 from firecaffe.planner.simulate import Network

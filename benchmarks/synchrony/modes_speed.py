@@ -43,8 +43,7 @@ from firecaffe.cluster.world import join
 from firecaffe.data import TensorDataset
 from firecaffe.data.generated import generate
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.models import build_model
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig, build_model
 from firecaffe.planner.server_costs import Costs
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe

@@ -34,7 +34,7 @@ from firecaffe.cluster.world import join
 from firecaffe.data import TensorDataset
 from firecaffe.data.generated import generate
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.planner.server_costs import Costs
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe

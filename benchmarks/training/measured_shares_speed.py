@@ -16,7 +16,7 @@ from benchmarks.kit.step_starts import STARTS
 from firecaffe.data import TensorDataset
 from firecaffe.data.generated import generate
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.recipe.config import TrainConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.run_folder import RunConfig

@@ -14,7 +14,7 @@ from firecaffe.api.answer import Answer, cluster_to_write, numbers_table, write_
 from firecaffe.api.argument_checks import check_count, check_number, path_of, wrong
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.process_settings import compute_threads, keep_freed_memory
-from firecaffe.data.config import DataConfig
+from firecaffe.data import DataConfig
 from firecaffe.data.decode import decode_threads
 from firecaffe.data.pack_images import Part, Source
 from firecaffe.data.pack_sources import open_source

@@ -18,7 +18,7 @@ from firecaffe.cluster.from_script import from_script
 from firecaffe.compression.transfer import LINKS, FileTransfer, transfer_of
 from firecaffe.data.dataset import Layout
 from firecaffe.errors import RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.models.layer_costs import Profile
 from firecaffe.models.network import with_outline
 from firecaffe.models.weights import FCZ

@@ -13,7 +13,7 @@ from firecaffe.api.recipe_argument import network_of, recipe_of
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.planner.cluster import Cluster, Device, load_cluster
 from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.memory import most_micro_batch, usual_micro_batch

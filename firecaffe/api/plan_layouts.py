@@ -13,7 +13,7 @@ from torch import nn
 from firecaffe.api.answer import numbers_table, time_text
 from firecaffe.api.argument_checks import commas, filled
 from firecaffe.errors import RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.models.network import with_outline
 from firecaffe.parallel.find_paths import PATHS
 from firecaffe.parallel.slide import ROWS

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from firecaffe.errors import RecipeError
-from firecaffe.models import MODELS
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import MODELS, ModelConfig
 from firecaffe.planner.workload import input_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
 from firecaffe.recipe.config import TrainConfig

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from firecaffe.compression.config import PruneConfig, ShareConfig
+from firecaffe.compression import PruneConfig, ShareConfig
 from firecaffe.errors import RecipeError
 
 T = TypeVar("T")

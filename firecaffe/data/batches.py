@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_edges
 
-from firecaffe.data import augment
-from firecaffe.data.config import DataConfig
+from firecaffe.data import DataConfig, augment
 from firecaffe.data.dataset import (
     ENDS,
     Batch,

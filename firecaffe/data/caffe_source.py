@@ -11,6 +11,7 @@ from firecaffe.caffe import binary
 from firecaffe.caffe.graph import layers_of, phase_of
 from firecaffe.caffe.message import Message
 from firecaffe.caffe.upgrade import current_net
+from firecaffe.data import DataConfig
 from firecaffe.data.caffe_layers import (
     CONVERT,
     DataLayer,
@@ -32,7 +33,6 @@ from firecaffe.data.caffe_records import (
     resize,
 )
 from firecaffe.data.caffe_tops import Draws, Hdf5Tops, ImageTops, Tops
-from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Batch, Layout
 from firecaffe.data.decode import FETCHERS
 from firecaffe.data.hash import EVALUATION

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-from firecaffe.data import sources
+from firecaffe.data import IMAGE_WORDS, DataConfig, sources
 from firecaffe.data.batches import fetchers_of, network_layout
 from firecaffe.data.caffe_source import open_caffe, open_caffe_test
-from firecaffe.data.config import IMAGE_WORDS, DataConfig
 from firecaffe.data.dataset import (
     SET_FACTS,
     Batch,

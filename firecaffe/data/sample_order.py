@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from firecaffe.data.config import DataConfig
+from firecaffe.data import DataConfig
 from firecaffe.data.dataset import Dataset, TensorDataset, numbers_of
 from firecaffe.data.hash import Stream, hash64, upper_bits
 from firecaffe.errors import DataError, RecipeError

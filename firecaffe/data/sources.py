@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
+from firecaffe.data import DataConfig
 from firecaffe.data.augment import AUGMENTS
-from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import BrokenSampleError, Dataset, Layout, TensorDataset
 from firecaffe.data.decode import (
     APPLY,

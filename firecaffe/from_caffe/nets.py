@@ -19,9 +19,9 @@ from firecaffe.caffe.layers.spec import Shape
 from firecaffe.caffe.message import CaffeError, Field, Message, Note, Word
 from firecaffe.caffe.text import as_text
 from firecaffe.caffe.upgrade import current
+from firecaffe.data import DataConfig
 from firecaffe.data.caffe_layers import CONVERT, INPUT_LAYERS, data_layers
 from firecaffe.data.caffe_source import open_phases
-from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Layout
 from firecaffe.errors import DataError, RecipeError
 from firecaffe.from_caffe.import_report import Report, note_of

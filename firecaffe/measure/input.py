@@ -18,9 +18,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from firecaffe.data import DataConfig
 from firecaffe.data.augment import box, cut, draws, normalize
 from firecaffe.data.batches import Batches, PrefetchedBatches
-from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import BrokenSampleError
 from firecaffe.data.decode import SKIP, DecodedSet, Encoded, EncodedSubset, decode
 from firecaffe.data.hash import Stream, hash64

@@ -23,7 +23,7 @@ from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.files import sha256_of
 from firecaffe.generators import generators_kept
 from firecaffe.meta_kernels import on_meta
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.models.known_networks import MODELS, check_name, counts_of
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.weights import FirstWeights

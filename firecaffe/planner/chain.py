@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.parallel.cut import cut
 from firecaffe.parallel.find_paths import PATHS, path_sizes
 from firecaffe.parallel.slide import (

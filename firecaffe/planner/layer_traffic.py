@@ -19,7 +19,7 @@ from firecaffe.data.dataset import Layout
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.meta_kernels import without_compiler
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.parallel.find_paths import NoPathsError, Paths, find_paths, share_paths
 from firecaffe.parallel.slide import Slide, crossing_rows, slide_of
 from firecaffe.parallel.volumes import (

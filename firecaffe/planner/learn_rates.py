@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.gradients.config import NO_COMPRESSOR
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.planner.cluster import (
     Cluster,
     Link,

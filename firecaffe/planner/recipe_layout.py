@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 from firecaffe.errors import RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.parallel.config import AUTO, ParallelConfig
 from firecaffe.parallel.find_paths import PATHS
 from firecaffe.planner.chain import Unit, chain_of

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from firecaffe.meta_kernels import without_compiler
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.parallel.stages import ORDERS, Action, cut_stages, most_held
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.boundary_cost import Communication

@@ -19,8 +19,7 @@ from firecaffe.data.generated import NUM_TRAIN
 from firecaffe.data.image_folder import ImageFolder
 from firecaffe.data.packed import PackedPart
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.models import MODELS
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import MODELS, ModelConfig
 from firecaffe.planner.cluster import Cluster, load_cluster
 from firecaffe.planner.workload import (
     IMAGENET_CHW,

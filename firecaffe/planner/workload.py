@@ -23,8 +23,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.meta_kernels import without_compiler
-from firecaffe.models import MODELS
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import MODELS, ModelConfig
 from firecaffe.models.kernel import ELEMENTWISE, MATRIX, Kernel
 from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on, saved_bytes
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline

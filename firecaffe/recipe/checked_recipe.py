@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NewType
 
-from firecaffe.compression.config import check_prune, check_share
+from firecaffe.compression import check_prune, check_share
 from firecaffe.gradients.config import check_exchange
 from firecaffe.parallel.config import check_parallel
 from firecaffe.recipe.config import check_checkpoint, check_mixing, check_train

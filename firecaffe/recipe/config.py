@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from firecaffe.data.config import DataConfig
+from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.value_checks import (
     BELOW_1,

@@ -7,7 +7,7 @@ numbers that have to fit each other in `fits`.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from firecaffe.compression.config import GRADUAL, LAYER, MAGNITUDE
+from firecaffe.compression import GRADUAL, LAYER, MAGNITUDE
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK
 from firecaffe.recipe.idle_settings import with_effect

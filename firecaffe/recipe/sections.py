@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from firecaffe.compression.config import PruneConfig, ShareConfig
+from firecaffe.compression import PruneConfig, ShareConfig
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.recipe.config import CheckpointConfig, TrainConfig
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig, needs_norms
 from firecaffe.synchrony.config import LOCAL, SynchronyConfig
-from firecaffe.tasks.config import TaskConfig
+from firecaffe.tasks import TaskConfig
 
 
 class TreeLeaves(NamedTuple):

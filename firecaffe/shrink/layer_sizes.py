@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from firecaffe.compression.config import MAX_BITS, PruneConfig
+from firecaffe.compression import MAX_BITS, PruneConfig
 from firecaffe.compression.prune_and_share import BIAS, count_of, largest, pruned_weights
 from firecaffe.compression.prune_and_share import share as share_values
 

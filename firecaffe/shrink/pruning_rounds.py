@@ -12,7 +12,7 @@ from math import isfinite, sqrt
 from pathlib import Path
 from typing import Any, Literal
 
-from firecaffe.compression.config import PruneConfig, ShareConfig
+from firecaffe.compression import PruneConfig, ShareConfig
 from firecaffe.compression.prune_and_share import BIAS
 from firecaffe.compression.transfer import BYTES_PER_WEIGHT
 from firecaffe.errors import RecipeError

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from firecaffe.errors import RecipeError
 from firecaffe.models.googlenet import AUX_WEIGHT
-from firecaffe.tasks.config import TaskConfig
+from firecaffe.tasks import TaskConfig
 from firecaffe.tasks.metrics import EXACT, PLACES, chosen, count_correct
 from firecaffe.tasks.outputs import aligned, own_loss, part_of, prediction_of
 from firecaffe.tasks.task import Counts, Known, Task, class_weights

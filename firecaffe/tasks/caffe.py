@@ -10,7 +10,7 @@ from torch import Tensor
 from firecaffe.caffe.graph import GraphStep
 from firecaffe.caffe.judge import Blobs, Judge, read_judges
 from firecaffe.errors import RecipeError
-from firecaffe.tasks.config import TaskConfig
+from firecaffe.tasks import TaskConfig
 from firecaffe.tasks.metric import Sums
 from firecaffe.tasks.outputs import part_of, prediction_of
 from firecaffe.tasks.task import Counts, Task

@@ -7,8 +7,8 @@ from math import inf
 
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS
+from firecaffe.tasks import OWN_TASK, TaskConfig
 from firecaffe.tasks.built_in_tasks import classification, multilabel, regression, segmentation
-from firecaffe.tasks.config import OWN_TASK, TaskConfig
 from firecaffe.tasks.metrics import check_named, names_for
 from firecaffe.tasks.task import Task
 from firecaffe.user_code import call, find, is_caffe, is_reference, shown

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS
-from firecaffe.tasks.config import TaskConfig
+from firecaffe.tasks import TaskConfig
 from firecaffe.tasks.metric import Metric, Prepare, Reduction, State, Sums, TorchMetric
 from firecaffe.tasks.outputs import flat, in_float64, prediction_of
 from firecaffe.tasks.task import Known

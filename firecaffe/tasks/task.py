@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS, Measure
-from firecaffe.tasks.config import TaskConfig
+from firecaffe.tasks import TaskConfig
 from firecaffe.tasks.metric import Metric, as_metric
 
 Loss = Callable[[Any, Any], Tensor]

@@ -36,8 +36,7 @@ from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.worker_numbers import check_joinable, check_ranks, layout_of
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.runs.score import score_mode
-from firecaffe.tasks import TaskConfig
-from firecaffe.tasks.config import OWN_TASK
+from firecaffe.tasks import OWN_TASK, TaskConfig
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.data_workers import data_workers
 from firecaffe.training.forward import arithmetic

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from firecaffe.compression.config import (
+from firecaffe.compression import (
     ADAPTIVE,
     GRADUAL,
     LAYER,

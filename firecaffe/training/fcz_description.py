@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from firecaffe.errors import CheckpointError, RecipeError
 from firecaffe.files import sha256_of
 from firecaffe.meta_kernels import on_meta
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import FCZ, Outline, outline_of
 from firecaffe.recipe.checked_recipe import check_recipe

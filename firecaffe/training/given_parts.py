@@ -10,9 +10,17 @@ import torch
 from msgspec import Meta
 from torch import nn
 
-from firecaffe.data import Data, DataParts, Dataset, divide, is_images, num_classes, open_data
+from firecaffe.data import (
+    Data,
+    DataConfig,
+    DataParts,
+    Dataset,
+    divide,
+    is_images,
+    num_classes,
+    open_data,
+)
 from firecaffe.data.batches import output_shape
-from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import Layout, TensorLayout, layout_of
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.own_data import check_own
@@ -26,8 +34,7 @@ from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import freeze, made_by, make_network
 from firecaffe.recipe.sections import Recipe
 from firecaffe.schema import read_file
-from firecaffe.tasks import Loss, Task, TaskConfig, task_of
-from firecaffe.tasks.config import OWN_TASK
+from firecaffe.tasks import OWN_TASK, Loss, Task, TaskConfig, task_of
 from firecaffe.tasks.known_tasks import check_own_task
 from firecaffe.tasks.task import over_samples
 from firecaffe.training.forward import seed_random, set_memory_format

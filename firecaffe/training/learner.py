@@ -27,7 +27,7 @@ from firecaffe.inventory.attributes import attributes_of, carried_over
 from firecaffe.inventory.findings import Inventory, doubts_of_network
 from firecaffe.inventory.network_state import ForwardWatch
 from firecaffe.inventory.world_queries import doubts_of_world, world_queries
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.models.network import Frozen, frozen_of, maker_of
 from firecaffe.models.weights import FirstWeights, outline_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe

@@ -23,8 +23,7 @@ from firecaffe.recipe.recorded_recipe import RECIPE, recipe_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import replaced
 from firecaffe.runs.run_folder import ENVIRONMENT
-from firecaffe.tasks import TaskConfig
-from firecaffe.tasks.config import OWN_TASK
+from firecaffe.tasks import OWN_TASK, TaskConfig
 from firecaffe.training.checkpoint import BEST, POINTERS, STATE, SUMS, Checkpoint, load_newest
 from firecaffe.training.evaluation_weights import NORMS
 from firecaffe.training.fcz_description import check_outline, described, is_coded, with_nets

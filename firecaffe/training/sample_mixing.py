@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firecaffe.data.config import DataConfig
+from firecaffe.data import DataConfig
 from firecaffe.data.hash import Stream, hash64
 from firecaffe.errors import RecipeError
 from firecaffe.tasks import Loss

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from firecaffe.cluster.agree import broadcast_text, gather_text
 from firecaffe.cluster.world import World
-from firecaffe.compression.config import prune_notes
+from firecaffe.compression import prune_notes
 from firecaffe.errors import RunError
 from firecaffe.files import folder_lock, write_atomically, write_json
 from firecaffe.recipe.identity import flatten, to_toml, tuned_by

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from benchmarks.faults.fuzzed.reader import Reader
-from firecaffe.data.config import DataConfig
+from firecaffe.data import DataConfig
 from firecaffe.data.published_formats import open_cifar10, read_idx_pair
 from firecaffe.data.sources import open_image_folder
 

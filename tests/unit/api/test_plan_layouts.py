@@ -6,7 +6,7 @@ import pytest
 
 from firecaffe.api.plan_layouts import Parallel, held
 from firecaffe.errors import RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecasts

@@ -27,7 +27,7 @@ from firecaffe.data.decode import DecodedSet
 from firecaffe.data.generated import generate
 from firecaffe.data.packed import RawPart
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.sections import Recipe

@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 from firecaffe.cli import main
-from firecaffe.data import Dataset, is_images, open_data
-from firecaffe.data.config import DataConfig
+from firecaffe.data import DataConfig, Dataset, is_images, open_data
 from firecaffe.data.decode import DecodedSet
 from firecaffe.data.pack_sources import open_source
 from firecaffe.data.sources import LOOKED_AT, evenly, open_image_folder

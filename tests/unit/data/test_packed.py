@@ -21,7 +21,7 @@ from firecaffe.data.packed import RawPart, read_list
 from firecaffe.data.shard import ShardInfo
 from firecaffe.data.shard_files import LocalFiles
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.config import TrainConfig

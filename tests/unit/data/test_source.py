@@ -33,7 +33,7 @@ from firecaffe.data.pack_sources import open_source
 from firecaffe.data.published_formats import TEST_FILES, TRAIN_FILES, open_cifar10
 from firecaffe.errors import DataError, OwnCodeError, RecipeError
 from firecaffe.measure.step_times import by_layer_type
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.training.checks import preflight

@@ -15,7 +15,7 @@ from firecaffe.measure.cluster_findings import (
     within_peak,
 )
 from firecaffe.measure.ranks_and_links import PairLink, RankFacts, tournament
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.planner.cluster import Link, load_cluster
 from firecaffe.planner.price import Prices
 from firecaffe.planner.recipe_workload import workload_of_model

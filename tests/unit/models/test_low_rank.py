@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.models.low_rank import low_rank_weights, make_low_rank, rank_of
 from firecaffe.models.network import make_network, with_outline
 

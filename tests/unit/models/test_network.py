@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks.training.unusual.layers import Clamp, Peculiar
 from firecaffe.errors import CheckpointError, OwnCodeError, RecipeError
 from firecaffe.inventory.network_state import EXTRA_STATE_BYTES
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.models.extra_state import hold_extra_state, release_extra_state
 from firecaffe.models.network import freeze, make_network, maker_of, with_outline
 from tests.kit.models_refused import refused

@@ -17,7 +17,7 @@ from benchmarks.planner.device_networks import BUILDERS
 from benchmarks.planner.device_rates import fitted_only, rates_text
 from benchmarks.planner.device_rows import Row, read, vectors_of
 from firecaffe.errors import RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.models.kernel import MULTIPLIES
 from firecaffe.planner.advice import Gain, gain_of
 from firecaffe.planner.cluster import FOLDER, Cluster, Device, MeasuredStep, load_cluster, shipped

@@ -8,7 +8,7 @@ import pytest
 from firecaffe.exchange import EXCHANGES, find_schedule
 from firecaffe.exchange.choose import AUTO, choose
 from firecaffe.exchange.route import adds_in_tree_order
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.planner.advice import changes, paragraph
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.codec_cost import PRICED, sent_share

@@ -13,7 +13,7 @@ import pytest
 
 from firecaffe.exchange.collectives import find_collective
 from firecaffe.exchange.schedule import ALL_GATHER, REDUCE_SCATTER
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.parallel.volumes import Sizes, by_both, by_inputs, by_outputs, sum_numbers
 from firecaffe.planner.boundary_cost import Boundary, Exchanges, boundary
 from firecaffe.planner.chain import Unit, chain_of

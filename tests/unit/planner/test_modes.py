@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.planner.cluster import Cluster, Link, load_cluster
 from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import forecast

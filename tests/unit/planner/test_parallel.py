@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from firecaffe.api.network_profile import render_parallel
 from firecaffe.api.plan_layouts import Parallel
 from firecaffe.cli import main
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.models.network import with_outline
 from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig, check_parallel
 from firecaffe.parallel.slide import ROWS

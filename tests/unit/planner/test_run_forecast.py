@@ -15,7 +15,7 @@ from firecaffe.data import DataConfig, DataParts, TensorDataset, open_data
 from firecaffe.data.datasets import divide
 from firecaffe.data.own_data import check_own
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.planner.calibrate import MIN_ERROR
 from firecaffe.planner.cluster import Cluster, Link, load_cluster

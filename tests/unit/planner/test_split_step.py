@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from firecaffe.errors import RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.models.googlenet import Inception
 from firecaffe.models.squeezenet import Fire
 from firecaffe.parallel.config import ParallelConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from firecaffe.errors import RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.stages import ORDERS
 from firecaffe.planner.chain import chain_of

@@ -10,8 +10,7 @@ import torch
 from firecaffe import DataConfig, ExchangeConfig, Recipe, SolverConfig, TrainConfig
 from firecaffe.exchange.schedule import ALL_GATHER, REDUCE_SCATTER
 from firecaffe.gradients.shards import make_shards
-from firecaffe.models import build_model
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig, build_model
 from firecaffe.planner.advice import changes
 from firecaffe.planner.chain import chain_of
 from firecaffe.planner.cluster import Cluster, Device, Link, MeasuredStep, Storage, load_cluster

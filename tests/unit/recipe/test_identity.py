@@ -13,7 +13,7 @@ from firecaffe import (
     SolverConfig,
     SynchronyConfig,
 )
-from firecaffe.compression.config import prune_notes
+from firecaffe.compression import prune_notes
 from firecaffe.exchange.route import FOLD, SCHEDULE, find_route
 from firecaffe.recipe.identity import flatten, identity, search_id
 from firecaffe.solvers.config import needs_norms

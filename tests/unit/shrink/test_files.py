@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from firecaffe.compression.fcz import read
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.attempt import (
     fold_normalization,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from firecaffe.compression.config import PruneConfig
+from firecaffe.compression import PruneConfig
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.sections import Recipe
 from firecaffe.shrink.layer_sizes import LayerChoice

@@ -8,7 +8,7 @@ from torch import nn
 
 from firecaffe import Recipe, TaskConfig
 from firecaffe.errors import OwnCodeError, RecipeError
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.tasks import TASKS, Task, task_of
 from firecaffe.tasks.known_tasks import check_task
 from firecaffe.tasks.metrics import METRICS, names_for

@@ -24,9 +24,8 @@ from torch.utils.data import Dataset
 from firecaffe import from_torch
 from firecaffe.cluster.agent import SIGNALS
 from firecaffe.cluster.launcher import RankFailedError
-from firecaffe.data import Data, DataParts, current_key, divide
+from firecaffe.data import Data, DataConfig, DataParts, current_key, divide
 from firecaffe.data.batches import Batches, PrefetchedBatches, eval_batches
-from firecaffe.data.config import DataConfig
 from firecaffe.data.dataset import same_bits
 from firecaffe.data.own_data import check_own
 from firecaffe.data.sample_order import SampleOrder

@@ -15,7 +15,7 @@ from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import finite
-from firecaffe.models.config import ModelConfig
+from firecaffe.models import ModelConfig
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import file_digest
 from firecaffe.recipe.config import TrainConfig
