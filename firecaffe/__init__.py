@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from firecaffe.gradients.config import ExchangeConfig as ExchangeConfig
     from firecaffe.models import ModelConfig as ModelConfig
     from firecaffe.parallel.config import ParallelConfig as ParallelConfig
-    from firecaffe.recipe.config import CheckpointConfig as CheckpointConfig
-    from firecaffe.recipe.config import TrainConfig as TrainConfig
+    from firecaffe.recipe.sections import CheckpointConfig as CheckpointConfig
     from firecaffe.recipe.sections import Recipe as Recipe
+    from firecaffe.recipe.sections import TrainConfig as TrainConfig
     from firecaffe.runs.run_folder import RunConfig as RunConfig
     from firecaffe.script.ddp import parallelize as parallelize
     from firecaffe.script.launch import launch as launch
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from firecaffe.training.result import Result as Result
 
 _PLACES = {
-    "CheckpointConfig": "recipe.config",
+    "CheckpointConfig": "recipe.sections",
     "CheckpointError": "errors",
     "DataConfig": "data",
     "DataError": "errors",
@@ -92,7 +92,7 @@ _PLACES = {
     "Task": "tasks",
     "TaskConfig": "tasks",
     "TensorDataset": "data",
-    "TrainConfig": "recipe.config",
+    "TrainConfig": "recipe.sections",
     "adapt": "adapt",
     "bench_data": "api.input_rates",
     "bench_exchange": "api.exchange_bench",

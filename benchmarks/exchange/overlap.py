@@ -22,7 +22,7 @@ from benchmarks.kit.our_step import OurStep
 from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.training.outcome import StepResult
 from firecaffe.transport.exchange import Exchange
 

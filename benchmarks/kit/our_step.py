@@ -12,7 +12,7 @@ from firecaffe.exchange.route import Route, find_route
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.gradients.probe import run_probe
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.tasks import CLASSIFICATION, Loss
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.every_step import empty_counts, steps_of_whole

@@ -45,8 +45,7 @@ from firecaffe.data.generated import generate
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models import ModelConfig, build_model
 from firecaffe.planner.server_costs import Costs
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, TrainConfig
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig

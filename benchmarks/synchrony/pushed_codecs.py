@@ -36,8 +36,7 @@ from firecaffe.data.generated import generate
 from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig
 from firecaffe.models import ModelConfig
 from firecaffe.planner.server_costs import Costs
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, TrainConfig
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig

@@ -32,7 +32,7 @@ from benchmarks.training.against_loop import (
 )
 from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.runs.environment import cpu_name
 
 NUM_MICRO_BATCHES = 8

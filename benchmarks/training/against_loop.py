@@ -26,7 +26,7 @@ from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models import MODELS, build_model, classification_loss
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.runs.environment import cpu_name
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local_ranks import meet_local_ranks

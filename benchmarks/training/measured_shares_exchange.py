@@ -16,7 +16,7 @@ from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.exchange.leaves import Shares, equal_shares
 from firecaffe.exchange.route import FOLD, find_route
 from firecaffe.gradients.config import ExchangeConfig
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.synchrony.shares import balanced_shares
 from firecaffe.transport.exchange import Exchange
 

@@ -17,8 +17,7 @@ from firecaffe.data import TensorDataset
 from firecaffe.data.generated import generate
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models import ModelConfig
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, TrainConfig
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.synchrony.config import SynchronyConfig

@@ -30,7 +30,7 @@ from firecaffe.cluster.world import World, join
 from firecaffe.data import Batches, DataConfig, Dataset, SampleOrder, open_data
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models import build_model, classification_loss
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.noise_scale import GradientNorms, NoiseScale, noise_scale
 from firecaffe.training.modes.every_step import EveryStep

@@ -126,7 +126,7 @@ def _other_modes(folder: Path, seconds: Sequence[float], trust_code: bool) -> st
     from firecaffe.planner.modes import alternatives
     from firecaffe.planner.recipe_workload import workload_of
     from firecaffe.planner.step_cost import recipe_exchange
-    from firecaffe.recipe.recorded_recipe import recipe_of
+    from firecaffe.recipe.checked_recipe import recipe_of
 
     recipe = recipe_of(folder, trust_code=trust_code)
     kept = read_run_file(folder, FORECAST)

@@ -24,8 +24,7 @@ from firecaffe.cluster.from_script import from_script
 from firecaffe.data import check_data
 from firecaffe.data.decode import cores
 from firecaffe.files import finite, write_atomically
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, TrainConfig
 from firecaffe.resume_advice import option
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.run_table import read_run

@@ -9,8 +9,7 @@ from firecaffe.errors import RecipeError
 from firecaffe.models import MODELS, ModelConfig
 from firecaffe.planner.workload import input_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, TrainConfig
 from firecaffe.resume_advice import option
 from firecaffe.user_code import is_caffe, shown
 from firecaffe.value_checks import check_section_types

@@ -9,9 +9,9 @@ from typing import Any
 from firecaffe.api.argument_checks import path_of
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import RecipeError, RunError
-from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
-from firecaffe.recipe.recorded_recipe import RECIPE, read_recipe_file, untrusted
+from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe, read_recipe_file, untrusted
 from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.run_folder import RECIPE
 from firecaffe.training.fcz_description import SECTIONS, described, is_coded, with_nets
 from firecaffe.training.load import Trained, check_named, load_run, run_of
 from firecaffe.user_code import shown

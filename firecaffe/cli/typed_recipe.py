@@ -12,11 +12,11 @@ from jsonargparse import Namespace
 from firecaffe.cli.arguments import Parser
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe
+from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe, read_sections
 from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.idle_settings import EFFECTIVE_IF, idle_settings
-from firecaffe.recipe.recorded_recipe import RECIPE, read_sections
 from firecaffe.recipe.sections import Recipe, recipe_path
+from firecaffe.runs.run_folder import RECIPE
 
 
 def parse_recipe(parser: Parser, argv: list[str]) -> tuple[CheckedRecipe, Namespace]:

@@ -13,8 +13,8 @@ from firecaffe.cli.arguments import Parser
 from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.files import write_atomically
 from firecaffe.recipe.identity import flatten, to_toml
-from firecaffe.recipe.recorded_recipe import RECIPE
 from firecaffe.recipe.sections import Recipe
+from firecaffe.runs.run_folder import RECIPE
 from firecaffe.training.fcz_description import described, is_coded, with_nets
 
 

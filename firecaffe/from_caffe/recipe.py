@@ -17,8 +17,7 @@ from firecaffe.from_caffe.import_report import Report
 from firecaffe.from_caffe.net_settings import NetSettings
 from firecaffe.from_caffe.nets import NetFile, NetSamples
 from firecaffe.from_caffe.solver import TrainSettings, read_training, read_update
-from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.recorded_recipe import recipe_from
+from firecaffe.recipe.checked_recipe import check_recipe, recipe_from
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.training.given_parts import ABOUT, NOTHING, About

@@ -28,7 +28,7 @@ from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import slowest_over_mean
 from firecaffe.planner.workload import Workload
-from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of
 from firecaffe.runs.rank_times import require_timings
 from firecaffe.runs.run_folder import FORECAST, read_run_file
 from firecaffe.runs.schemas import LearnableForecast

@@ -32,7 +32,7 @@ from firecaffe.planner.workload import (
     vectors_of,
 )
 from firecaffe.recipe.checked_recipe import CheckedRecipe
-from firecaffe.recipe.config import check_batch
+from firecaffe.recipe.fits import check_batch
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.user_code import is_caffe, is_reference

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from firecaffe.data import Data
 from firecaffe.errors import RecipeError
 from firecaffe.exchange.leaves import num_nodes
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, TrainConfig
 from firecaffe.solvers.rate_policy import batch_scale, learning_rate
 from firecaffe.synchrony.config import (
     ASYNCHRONOUS,
@@ -298,3 +298,14 @@ def _rates(recipe: Recipe, steps: int) -> str:
                 f"{what} comes to {most:g}; it must be at most {LARGEST:.2g}, the largest float32"
             )
     return ""
+
+
+def check_batch(config: TrainConfig, num_samples: int) -> None:
+    """Check the batch. Raises: RecipeError if a micro-batch of every step would be empty."""
+    micro_batch = config.micro_batch_size
+    most = -(-num_samples // micro_batch) * micro_batch
+    if config.global_batch_size > most:
+        raise RecipeError(
+            f"train.global_batch_size is {config.global_batch_size}; there are {num_samples} "
+            f"training samples, so it must be at most {most}"
+        )

@@ -16,8 +16,7 @@ from firecaffe.exchange.leaves import Shares, equal_shares
 from firecaffe.exchange.route import Route, find_route
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.recipe.checked_recipe import CheckedRecipe
-from firecaffe.recipe.config import check_batch
-from firecaffe.recipe.fits import check_data_fit, too_short
+from firecaffe.recipe.fits import check_batch, check_data_fit, too_short
 from firecaffe.recipe.identity import identity
 from firecaffe.recipe.sections import Recipe
 from firecaffe.solvers.rate_policy import batch_scale, first_drop, learning_rate, momentum

@@ -1,9 +1,9 @@
-"""A whole run as data: the Configs of all parts, in one recipe; and the shipped recipes."""
+"""A whole run as data: the sections of all parts, in one recipe; and the shipped recipes."""
 
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from firecaffe.compression import PruneConfig, ShareConfig
 from firecaffe.data import DataConfig
@@ -11,11 +11,87 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
-from firecaffe.recipe.config import CheckpointConfig, TrainConfig
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig, needs_norms
 from firecaffe.synchrony.config import LOCAL, SynchronyConfig
 from firecaffe.tasks import TaskConfig
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long, in which batches and in which arithmetic a network is trained.
+
+    Args:
+        global_batch_size: Samples of one step, over all workers.
+        micro_batch_size: Samples that go through the network at once. Micro-batches are the leaves
+            of the summation tree, and BatchNorm computes its statistics over each. The number of
+            workers never changes it.
+        steps: Optimizer updates; or set `epochs`.
+        epochs: Passes over the training data; or set `steps`. One, if neither is set.
+        seed: Decides initial weights, the order of samples, augmentation and dropout.
+        device: auto, cpu or cuda.
+        threads: Intra-op threads of each worker on a CPU. They change bits; use 1 and more workers.
+        autocast: Compute in bfloat16 or float16 where torch's autocast considers it safe.
+        channels_last: Keep images and weights with the channels innermost in memory.
+        compile: Train with code that torch.compile makes for the network. Its bits differ from
+            those without, and are the same on any number of workers. Needs a C++ compiler on a CPU.
+        deterministic: On a GPU, use only kernels that give the same bits every time.
+        eval_every: Evaluate on the validation samples (`data.hold_out`, or those of the data set)
+            every so many steps. The test samples are used once, at the end.
+        stop_after: Stop after so many evaluations in a row without a better one. 0: never.
+        ema_decay: Keep a moving average of the weights with this decay, as 0.999, and evaluate it
+            instead of them. 0: none.
+        ema_warmup: Begin with a smaller decay, so that the average soon forgets the first weights.
+        batch_norm_samples: Before evaluations, estimate BatchNorm's statistics from so many
+            training samples with the present weights. 0: use the running statistics.
+        eval_batch_size: Samples of one evaluation batch on one worker.
+    """
+
+    global_batch_size: int = 128
+    micro_batch_size: int = 16
+    steps: int = 0
+    epochs: int = 0
+    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    threads: int = 1
+    autocast: Literal["none", "bfloat16", "float16"] = "none"
+    channels_last: bool = False
+    compile: bool = False
+    deterministic: bool = True
+    eval_every: int = 0
+    stop_after: int = 0
+    ema_decay: float = 0.0
+    ema_warmup: bool = False
+    batch_norm_samples: int = 0
+    eval_batch_size: int = 250
+
+    @property
+    def num_micro_batches(self) -> int:
+        """The micro-batches of a step, of all workers together."""
+        return self.global_batch_size // self.micro_batch_size
+
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Return the steps of the whole training."""
+        return self.steps or (self.epochs or 1) * steps_per_epoch
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state of a run is saved. Training continues while it is written.
+
+    Args:
+        every: Save every so many steps; 0: never by steps. The end is always saved.
+        every_s: Save when so many seconds have passed since the last save; 0: never by time.
+        keep_last: Number of newest checkpoints to keep; 0 keeps all. With one alone, there is none
+            to go back to if the disk damages it.
+        best: Save after every evaluation on validation samples that is better than all before, and
+            keep the best checkpoint in addition to the newest; `checkpoints/best` names it.
+    """
+
+    every: int = 0
+    every_s: float = 0.0
+    keep_last: int = 3
+    best: bool = False
 
 
 class TreeLeaves(NamedTuple):
@@ -64,7 +140,7 @@ class Recipe:
 
         Raises: RecipeError in one line that names the setting.
         """
-        from firecaffe.recipe.recorded_recipe import read_recipe_file
+        from firecaffe.recipe.checked_recipe import read_recipe_file
 
         return read_recipe_file(recipe_path(path))
 

@@ -27,11 +27,10 @@ from firecaffe.files import atomic_replace, write_json
 from firecaffe.models.low_rank import chosen_ranks, low_rank_weights, rank_of
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import load_weights
-from firecaffe.recipe.recorded_recipe import RECIPE
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.runs.measure import LOSS, Measure
-from firecaffe.runs.run_folder import read_run_file
+from firecaffe.runs.run_folder import RECIPE, read_run_file
 from firecaffe.shrink.layer_sizes import Choice
 from firecaffe.shrink.pruning_rounds import rounds_of
 from firecaffe.shrink.scheme import Scheme

@@ -15,7 +15,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.data import DataConfig, Dataset, eval_batches, num_samples
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.buffers import BufferSnapshot
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.tasks import Task
 from firecaffe.tasks.metric import Metric, Parts, State, add_batch, pack, unpack
 from firecaffe.training.forward import AUTOCAST, match_format, seed_random

@@ -31,7 +31,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.data import Batches
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.layers_in_parts import NormOverRows
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.synchrony.server_policies import Leaf
 from firecaffe.training.forward import match_format, seed_random
 from firecaffe.training.holdings.holding import Holding

@@ -28,7 +28,7 @@ from firecaffe.data import Batch, num_samples
 from firecaffe.errors import RecipeError
 from firecaffe.generators import generators_kept, seed_generators
 from firecaffe.gradients.buffers import BufferChanges
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.tasks import Task
 from firecaffe.training.sample_mixing import Mixed, Mixing
 from firecaffe.training.updates.spread import UpdatingScaler

@@ -19,10 +19,10 @@ from firecaffe.models.extra_state import hold_extra_state, release_extra_state
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import GIVEN_IN_PYTHON, made_by, make_network
 from firecaffe.models.weights import FirstWeights, Outline, file_digest, load_weights, read_weights
-from firecaffe.recipe.recorded_recipe import RECIPE, recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import replaced
-from firecaffe.runs.run_folder import ENVIRONMENT
+from firecaffe.runs.run_folder import ENVIRONMENT, RECIPE
 from firecaffe.tasks import OWN_TASK, TaskConfig
 from firecaffe.training.checkpoint import BEST, POINTERS, STATE, SUMS, Checkpoint, load_newest
 from firecaffe.training.evaluation_weights import NORMS

@@ -27,8 +27,7 @@ from firecaffe.data.image_folder import (
     read_image_file,
 )
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, TrainConfig
 from firecaffe.resume_advice import replaced
 from firecaffe.tasks import Task, task_of
 from firecaffe.tasks.outputs import prediction_of

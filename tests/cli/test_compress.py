@@ -8,7 +8,7 @@ import pytest
 import firecaffe
 import firecaffe.cli
 from firecaffe.compression import fcz
-from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of
 from tests import typed
 
 RECIPE = """

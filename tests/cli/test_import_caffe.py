@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 import firecaffe
 from firecaffe.caffe import caffemodel
-from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of
 from firecaffe.runs.run_folder import read_run_file
 from tests import typed
 from tools.caffe_goldens.data_cases import raw, write_lmdb

@@ -17,7 +17,7 @@ from firecaffe.api.explanation import advice
 from firecaffe.cli import main
 from firecaffe.compression import fcz
 from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
-from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of
 from firecaffe.runs.measure import TOP1
 from firecaffe.shrink import attempt
 from firecaffe.training.load import Trained

@@ -20,7 +20,7 @@ from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import World
 from firecaffe.errors import AgreementError, LauncherLostError, LaunchError, RecipeError
 from firecaffe.faults import KINDS
-from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 from firecaffe.training.verification import replay
 from tests.faults import held

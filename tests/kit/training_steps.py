@@ -10,7 +10,7 @@ from firecaffe.data import Batches, DataConfig, SampleOrder, TensorDataset
 from firecaffe.data.batches import TrainBatches
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.reducer import GradientReducer
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
 from firecaffe.tasks import CLASSIFICATION, Loss, Task
 from firecaffe.training.forward import Forward

@@ -19,7 +19,7 @@ from firecaffe import (
     SynchronyConfig,
     TrainConfig,
 )
-from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of
 from firecaffe.synchrony.config import SERVED
 from firecaffe.synchrony.events import Event, from_row
 from firecaffe.training.checkpoint import checkpoint_name, load_checkpoint

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import firecaffe
-from firecaffe.recipe.recorded_recipe import recipe_of as recipe_in
+from firecaffe.recipe.checked_recipe import recipe_of as recipe_in
 from firecaffe.training.verification import replay
 from tests.kit.training import ALONE
 from tests.ranks.matrix import (

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import Recipe, Result, SolverConfig
 from firecaffe.errors import FirecaffeError
-from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of
 from firecaffe.runs.explain_modes import explain_served
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.synchrony.events import Push

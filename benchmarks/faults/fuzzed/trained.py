@@ -8,7 +8,7 @@ import firecaffe
 from benchmarks.faults.fuzzed.reader import Reader
 from benchmarks.faults.fuzzed.records import digest_anew
 from firecaffe.cluster.world import join
-from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of
 from firecaffe.schema import parse_json
 from firecaffe.synchrony.log import EVENTS, Lines
 from firecaffe.training.load import load_run

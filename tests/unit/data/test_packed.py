@@ -24,8 +24,7 @@ from firecaffe.errors import DataError, RecipeError
 from firecaffe.models import ModelConfig
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, TrainConfig
 from tests.kit.data_photos import CLASSES, flip, make_folder, pack, part_of, photo
 
 

@@ -17,8 +17,7 @@ from firecaffe.from_caffe.solver import (
     read_training,
     read_update,
 )
-from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.recorded_recipe import recipe_from
+from firecaffe.recipe.checked_recipe import check_recipe, recipe_from
 
 BASE = 'base_lr: 0.1 lr_policy: "fixed"\n'
 

@@ -25,8 +25,7 @@ from firecaffe.planner.recipe_layout import RecipeLayout, forecast_parallel
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.planner.run_forecast import FirstForecast, write_forecast
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, TrainConfig
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.rounds import plan_rounds

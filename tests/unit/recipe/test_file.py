@@ -19,10 +19,9 @@ from firecaffe.models import build_model
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.recipe_workload import workload_of
-from firecaffe.recipe.checked_recipe import check_recipe
+from firecaffe.recipe.checked_recipe import check_recipe, recipe_from
 from firecaffe.recipe.identity import flatten, to_toml
 from firecaffe.recipe.idle_settings import idle_settings
-from firecaffe.recipe.recorded_recipe import recipe_from
 from firecaffe.recipe.sections import recipe_path, shipped
 from firecaffe.solvers.optimizer import groups_of
 from firecaffe.solvers.rate_policy import learning_rate

@@ -13,7 +13,7 @@ from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.modes import alternatives
 from firecaffe.planner.recipe_workload import workload_of
-from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of
 from firecaffe.runs.explain_modes import ServedExplanation, explain_served
 from firecaffe.runs.rank_times import ALPHA, read_timings
 from tests.unit.runs.test_explain import write_rows

@@ -22,7 +22,7 @@ from firecaffe.cluster.world import World
 from firecaffe.data import DataConfig, TensorDataset
 from firecaffe.errors import OwnCodeError, RecipeError
 from firecaffe.models import HeadedLogits, classification_loss
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.tasks import Task, TaskConfig, task_of
 from firecaffe.tasks.metrics import count_correct
 from firecaffe.training import evaluation

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import Result, SynchronyConfig, TensorDataset
 from firecaffe.errors import CheckpointError, NotIdenticalError, RecipeError, RunError
-from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.recorded_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import check_recipe, recipe_of
 from firecaffe.synchrony.config import SERVED
 from firecaffe.training.build_training import join_run
 from firecaffe.training.checkpoint import STATE, SUMS, load_checkpoint

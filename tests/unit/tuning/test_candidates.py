@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from firecaffe.data import SampleOrder
 from firecaffe.errors import RecipeError
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, TrainConfig
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.rate_policy import learning_rate

@@ -10,7 +10,7 @@ from torch import Tensor, nn, optim
 
 from firecaffe.data import Batch, TensorDataset
 from firecaffe.data.batches import TrainBatches
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
 from firecaffe.synchrony.server_policies import Leaf, Policy, Update, Work

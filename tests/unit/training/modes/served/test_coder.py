@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from firecaffe.errors import CheckpointError
 from firecaffe.gradients.compressors import FIXED_LENGTH
 from firecaffe.gradients.compressors.int8 import INT8
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.served.coder import Coder, FeedbackEncoder, make_coder

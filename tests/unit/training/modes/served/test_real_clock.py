@@ -16,8 +16,7 @@ from torch._C._distributed_c10d import HashStore, Store
 
 from firecaffe.cluster.joining import JoinRequest
 from firecaffe.errors import LaunchError, NotFiniteError, PeerLostError
-from firecaffe.recipe.config import TrainConfig
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, TrainConfig
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Work

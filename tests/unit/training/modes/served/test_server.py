@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 
 from firecaffe.data import TensorDataset
 from firecaffe.errors import NotFiniteError, RunError
-from firecaffe.recipe.config import TrainConfig
+from firecaffe.recipe.sections import TrainConfig
 from firecaffe.solvers.update_rules import DelayedNesterov
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event
