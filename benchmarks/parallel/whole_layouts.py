@@ -30,8 +30,7 @@ from firecaffe import (
     SolverConfig,
     TrainConfig,
 )
-from firecaffe.api.twins import Twin, train_twin
-from firecaffe.api.verify_and_replay import layouts_of
+from firecaffe.api.twins import Twin, layouts_of, train_twin
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.runs.run_folder import first_difference, read_run_file
 

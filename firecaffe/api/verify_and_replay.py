@@ -1,7 +1,6 @@
 """`firecaffe.verify` and `firecaffe.replay`: repeat trainings, and compare them bit by bit."""
 
 import dataclasses
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,104 +10,16 @@ from firecaffe.api.answer import Answer
 from firecaffe.api.argument_checks import check_count, commas, path_of, refuse_beside, wrong
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.api.run_argument import folder_of, open_run
-from firecaffe.api.twins import Twin, by_workers, check_twins, folder_of_twins, train_twin
+from firecaffe.api.twins import by_workers, check_twins, folder_of_twins, layouts_of, train_twin
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone
 from firecaffe.errors import NotIdenticalError, RecipeError
-from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
-from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.runs.run_folder import first_difference, read_run_file
 from firecaffe.training.verification import Verified, verify_run
 from firecaffe.training.verification import replay as replay_run
 from firecaffe.value_checks import MAX_STEPS
-
-SCHEMES: dict[str, Any] = {"model": "none", "trick": ONE_WEIRD_TRICK}
-"""`ParallelConfig.scheme` of the layouts in which several workers share a model."""
-
-NUMBER = r"([1-9]\d{0,3})"
-LAYOUT = re.compile(rf"(1)|(?:data|shards)={NUMBER}|(model|trick|stages)=(?:{NUMBER}x)?{NUMBER}")
-STAGES, SHARDS = "stages", "shards"
-
-
-def layouts_of(text: str, recipe: Recipe) -> list[Twin]:
-    """Return the recipe in each of the layouts, which must give the same bits.
-
-    Raises RecipeError for an unknown layout, or if the recipe neither splits a layer nor names
-    stages nor updates in shards.
-    """
-    parallel, exchange = recipe.parallel, recipe.exchange
-    in_shards, is_whole = exchange.in_shards, parallel.is_whole
-    matches = {name: _layout(name) for name in text.split(",")}
-    if is_whole and not in_shards:
-        raise RecipeError(
-            f"{option('layouts')}: the recipe splits no layer and names no stages; say parallel."
-            "split, parallel.scheme one_weird_trick, parallel.stages, or exchange.update_at shards"
-        )
-    twins: dict[str, Twin] = {}
-    for name, match in matches.items():
-        one, data, kind, rows, columns = match.groups()
-        size = (1, 1) if one else (int(data), 1) if data else (int(rows or 1), int(columns))
-        is_shared = name.startswith(SHARDS)
-        if is_shared and not in_shards:
-            raise RecipeError(
-                f"{option('layouts')} has shards, but exchange.update_at is all; say shards"
-            )
-        if kind is not None and is_whole:
-            raise RecipeError(
-                f"{option('layouts')} has {kind}, but the recipe has "
-                "exchange.update_at shards; say shards=D"
-            )
-        update_at: Any = SHARDS if is_shared or (in_shards and kind is not None) else "all"
-        twin = dataclasses.replace(
-            recipe,
-            parallel=parallel if is_whole else _over(parallel, kind, *size),
-            exchange=dataclasses.replace(exchange, update_at=update_at),
-        )
-        twins[name] = Twin(name, size[0] * size[1], check_recipe(twin))
-    if len(twins) < 2:
-        raise RecipeError(
-            f"{option('layouts')} is {text!r}; verify compares two or more, as 1,model=2x2"
-        )
-    return list(twins.values())
-
-
-def _layout(name: str) -> re.Match[str]:
-    match = LAYOUT.fullmatch(name)
-    if match is None:
-        raise RecipeError(
-            f"{option('layouts')} has {name!r}; a layout is 1, data=D, shards=D, model=K, trick=K "
-            "or stages=K, or of D models model=DxK and so on, as in 1,data=4,model=2x2"
-        )
-    return match
-
-
-def _over(config: ParallelConfig, kind: str | None, data: int, size: int) -> ParallelConfig:
-    """Return [parallel] for a layout; `kind` is None if each worker holds a whole model."""
-    if kind == STAGES:
-        if not config.stages:
-            raise RecipeError(
-                f"{option('layouts')} has stages, but the recipe has no parallel.stages"
-            )
-        return config.in_stages(data, size)
-    parallel = config.over(data, size)
-    if kind is None and not config.is_split:
-        return parallel
-    if kind is not None and not config.is_split:
-        raise RecipeError(
-            f"{option('layouts')} has {kind}, but the recipe has parallel.stages and splits no "
-            "layer; say stages=K"
-        )
-    if kind is not None:
-        parallel = dataclasses.replace(parallel, scheme=SCHEMES[kind])
-    if not parallel.is_split:
-        raise RecipeError(
-            f"{option('layouts')}: parallel.split does not say which layers are split, and "
-            "one_weird_trick's own choice is for trick alone; say parallel.split"
-        )
-    return parallel
-
 
 MAX_LISTED = 4
 

@@ -60,8 +60,7 @@ def make_parser() -> Parser:
 
 def main(argv: list[str]) -> None:
     from firecaffe.api.compressed_network import compress
-    from firecaffe.cli.typed_recipe import parse_recipe
-    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.cli.typed_recipe import parse_recipe, parse_run
     from firecaffe.cluster.groups import check_alone
     from firecaffe.models.weights import FCZ
     from firecaffe.shrink.attempt import check_weights

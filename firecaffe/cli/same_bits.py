@@ -60,8 +60,7 @@ def make_parser_verify() -> Parser:
 
 def main_verify(argv: list[str]) -> None:
     from firecaffe.api.verify_and_replay import verify
-    from firecaffe.cli.typed_recipe import parse_recipe
-    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.cli.typed_recipe import parse_recipe, parse_run
     from firecaffe.cluster.groups import check_alone
 
     parser = make_parser_verify()
@@ -104,7 +103,7 @@ def make_parser_replay() -> Parser:
 
 def main_replay(argv: list[str]) -> None:
     from firecaffe.api.verify_and_replay import replay
-    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.cli.typed_recipe import parse_run
     from firecaffe.cluster.groups import check_alone
 
     check_alone("replay")

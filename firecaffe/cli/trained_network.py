@@ -35,7 +35,7 @@ def make_parser_evaluate() -> Parser:
 
 def main_evaluate(argv: list[str]) -> None:
     from firecaffe.api.evaluate_and_predict import evaluate
-    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.cli.typed_recipe import parse_run
     from firecaffe.cluster.groups import rank_and_size
     from firecaffe.cluster.world import is_launched
 
@@ -82,7 +82,7 @@ def make_parser_predict() -> Parser:
 
 def main_predict(argv: list[str]) -> None:
     from firecaffe.api.evaluate_and_predict import predict
-    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.cli.typed_recipe import parse_run
     from firecaffe.cluster.groups import check_alone
 
     check_alone("predict")
@@ -143,7 +143,7 @@ def make_parser_export() -> Parser:
 
 def main_export(argv: list[str]) -> None:
     from firecaffe.api.weight_files import export
-    from firecaffe.cli.typed_run import parse_run
+    from firecaffe.cli.typed_recipe import parse_run
 
     parser = make_parser_export()
     typed = parse_run(parser, argv)

@@ -1,10 +1,11 @@
-"""A recipe that is a command's argument: its file with the options of the command line."""
+"""A recipe or a run that is a command's argument: its recipe, with the options that were typed."""
 
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jsonargparse import Namespace
@@ -12,8 +13,9 @@ from jsonargparse import Namespace
 from firecaffe.cli.arguments import Parser
 from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
+from firecaffe.files import write_atomically
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe, read_sections
-from firecaffe.recipe.identity import flatten
+from firecaffe.recipe.identity import flatten, to_toml
 from firecaffe.recipe.idle_settings import EFFECTIVE_IF, idle_settings
 from firecaffe.recipe.sections import Recipe, recipe_path
 from firecaffe.runs.run_folder import RECIPE
@@ -51,6 +53,49 @@ def parse_optional_recipe(
     parser = make_parser(has_recipe=True)
     recipe, options = parse_recipe(parser, argv)
     return recipe, parser, options
+
+
+@dataclass(frozen=True)
+class TypedRun:
+    where: Path
+    """The run's folder, a checkpoint in it, or a .fcz file."""
+    options: Namespace
+    others: Sequence[str]
+    """The files after the run on the command line."""
+    replaced: dict[str, Any]
+    """The typed fields of a recipe, with their values."""
+
+
+def parse_run(
+    parser: Parser, argv: list[str], takes_files: bool = False, instead: str = ""
+) -> TypedRun:
+    """Read `RUN|NET.fcz [FILE…] [--trust-code] [--section.word value …]`.
+
+    `instead` is added to the reason why a setting has no effect, and names the command that takes
+    it. Raises RecipeError for a wrong line; RunError for a missing run; CheckpointError for a
+    damaged .fcz.
+    """
+    # A plan, whose recipe is read here too, loads nothing that starts ranks.
+    from firecaffe.api.run_argument import TRAINED, USED, folder_of
+    from firecaffe.training.fcz_description import described, is_coded, with_nets
+
+    trained = [word for word in flatten(Recipe()) if not word.startswith(USED)]
+    parser.instead = dict.fromkeys(trained, TRAINED + instead) | parser.instead
+    line = parser.read(argv)
+    runs, others = line.positionals, list[str]()
+    if takes_files:
+        runs, others = runs[:1], runs[1:]
+    where = Path(parser.only("run", runs))
+    if is_coded(where):
+        own, _ = described(where, line.words)
+        with TemporaryDirectory() as folder:
+            path = Path(folder, RECIPE)
+            write_atomically(path, to_toml(with_nets(where, own, line.words)))
+            recipe, options = parse_recipe(parser, [str(path), *line.options])
+    else:
+        recipe, options = parse_recipe(parser, [str(folder_of(where) / RECIPE), *line.options])
+    values = flatten(recipe)
+    return TypedRun(where, options, others, {word: values[word] for word in line.words})
 
 
 def _own_recipe(options: list[str]) -> str:

@@ -10,8 +10,7 @@ import pytest
 
 from firecaffe import ExchangeConfig, ParallelConfig, Recipe
 from firecaffe.api import twins
-from firecaffe.api.twins import Twin, folder_of_twins, train_twin
-from firecaffe.api.verify_and_replay import layouts_of
+from firecaffe.api.twins import Twin, folder_of_twins, layouts_of, train_twin
 from firecaffe.cluster.launcher import RankFailedError, Settle
 from firecaffe.errors import PreemptedError, RecipeError
 from firecaffe.faults import Fault
