@@ -16,7 +16,7 @@ from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.net import Net, blobs_of
 from firecaffe.caffe.upgrade import current
 from firecaffe.errors import FirecaffeError
-from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe import Report
 from firecaffe.from_caffe.nets import TEST_NETS, TRAIN_NETS, find_file, sources_of
 from firecaffe.from_caffe.recipe import ImportRequest, read
 from firecaffe.from_caffe.solver import read_training, read_update

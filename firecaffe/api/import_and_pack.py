@@ -22,7 +22,7 @@ from firecaffe.data.pack_sources import open_source, with_test_part
 from firecaffe.data.packed import PackedPart, PackedSet, read_list
 from firecaffe.data.shard_files import open_files
 from firecaffe.errors import RunError
-from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe import Report
 from firecaffe.from_caffe.recipe import (
     NET,
     RECIPE,

@@ -20,7 +20,7 @@ from firecaffe.caffe.message import CaffeError, Field, Message, Note
 from firecaffe.caffe.net import Net
 from firecaffe.caffe.trained import TrainedNet
 from firecaffe.data.caffe_layers import REFUSED
-from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe import Report
 from firecaffe.from_caffe.nets import NetFile, NetSamples, sources_of
 from firecaffe.meta_kernels import on_meta
 

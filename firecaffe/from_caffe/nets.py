@@ -24,7 +24,7 @@ from firecaffe.data.caffe_layers import CONVERT, INPUT_LAYERS, data_layers
 from firecaffe.data.caffe_source import open_phases
 from firecaffe.data.dataset import Layout
 from firecaffe.errors import DataError, RecipeError
-from firecaffe.from_caffe.import_report import Report, note_of
+from firecaffe.from_caffe import Report, note_of
 from firecaffe.from_caffe.solver import SolverStages
 from firecaffe.resume_advice import option
 from firecaffe.user_code import CAFFE

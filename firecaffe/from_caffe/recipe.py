@@ -12,8 +12,7 @@ from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.data.datasets import GIVEN
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import replace_together
-from firecaffe.from_caffe import net_settings, nets
-from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe import Report, net_settings, nets
 from firecaffe.from_caffe.net_settings import NetSettings
 from firecaffe.from_caffe.nets import NetFile, NetSamples
 from firecaffe.from_caffe.solver import TrainSettings, read_training, read_update

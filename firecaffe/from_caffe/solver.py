@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from firecaffe.caffe.message import Message
-from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe import Report
 
 TYPES: dict[str, tuple[str, ...]] = {
     "SGD": ("momentum",),

@@ -13,7 +13,7 @@ from firecaffe.caffe.graph import layers_of
 from firecaffe.caffe.message import CaffeError, Message
 from firecaffe.caffe.text import as_text
 from firecaffe.errors import RunError
-from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe import Report
 from firecaffe.from_caffe.net_settings import micro_batch_of
 from firecaffe.from_caffe.nets import NetFile, find_file, find_net
 from firecaffe.from_caffe.recipe import ImportRequest, as_toml, check_folder, read, write_folder

@@ -8,7 +8,7 @@ import pytest
 
 from firecaffe.caffe import text
 from firecaffe.caffe.message import CaffeError
-from firecaffe.from_caffe.import_report import Report
+from firecaffe.from_caffe import Report
 from firecaffe.from_caffe.net_settings import as_patterns, grouped
 from firecaffe.from_caffe.solver import (
     TYPES,
