@@ -1,7 +1,4 @@
-"""Checks of single arguments of functions and commands, each named as its caller typed it.
-
-Each raises RecipeError.
-"""
+"""Checks of single arguments, each named as its caller typed it. Each raises RecipeError."""
 
 from collections.abc import Sequence
 from math import inf
@@ -45,7 +42,6 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def paths_of(name: str, value: Any) -> list[Path]:
-    """Return an argument that is a path or several, as a list."""
     several = [value] if isinstance(value, str | Path) else value
     if not isinstance(several, Sequence):
         raise RecipeError(f"{option(name)} is {shown(value)}; expected a path, or several")
@@ -70,7 +66,6 @@ def filled(name: str, text: str) -> str:
 
 
 def refuse_beside(what: str, **given: Any) -> None:
-    """Refuse arguments that have no effect beside `what`."""
     for name, value in given.items():
         if value:
             raise RecipeError(f"{option(name)} has no effect beside {what}; leave one of them out")

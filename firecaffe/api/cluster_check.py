@@ -113,7 +113,6 @@ def _steps(
 
 
 def _micro_batches(world: World, recipe: CheckedRecipe) -> int:
-    """The micro-batches of a timed step: as many as a rank has in training, up to a limit."""
     sharers = layout_of(recipe.parallel, world.world_size).sharers
     return min(ceil(recipe.train.num_micro_batches / sharers), MAX_MICRO_BATCHES)
 

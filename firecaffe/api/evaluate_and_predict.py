@@ -175,7 +175,6 @@ MAX_CLASSES = 256
 Row = dict[str, str | float]
 
 MaskWriter = Callable[[Prediction], Path]
-"""Writes a mask, and returns its path."""
 
 
 @dataclass(frozen=True, repr=False)

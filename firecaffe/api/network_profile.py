@@ -119,7 +119,6 @@ def profile(
 
 
 def _layers(config: ModelConfig, network: nn.Module, images: Layout, batch_size: int) -> Profile:
-    """Profile a network. Raises: as `profile_of`; RecipeError that names another batch size."""
     try:
         return profile_of(config, network, images, batch_size)
     except RecipeError as error:

@@ -39,7 +39,6 @@ NO_EFFECT = {
 
 
 def check_exclusive(given: Mapping[str, Any]) -> None:
-    """Raise RecipeError if an argument of `plan` has no effect beside another that is given."""
     has_training = given["recipe"] is not None or given["model"] or given["compare"]
     is_given = dict(given, exchanges=given["exchanges"] != "all")
     is_given["runs alone"] = given["runs"] and not has_training
@@ -144,7 +143,6 @@ def _training_alone(alone: NetworkAlone, chosen: Chosen) -> PlannedTraining:
 
 
 def workers_of(given: int | str | Sequence[int] | None) -> list[int]:
-    """Return the numbers of workers, if any are given. Raises: RecipeError."""
     if given is None:
         return []
     typed = filled("workers", commas("workers", given))

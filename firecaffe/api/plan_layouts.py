@@ -43,7 +43,6 @@ MAX_WAYS_WORKERS = 512
 
 
 def ways_of(ways: str | Sequence[str] | None) -> list[str]:
-    """Return the names of ways, if any are given. Raises RecipeError for an unknown one."""
     if ways is None:
         return []
     words = filled("ways", commas("ways", ways))

@@ -16,7 +16,6 @@ from firecaffe.value_checks import check_section_types
 
 
 def recipe_of(recipe: Any) -> CheckedRecipe:
-    """Read a recipe if it is a path, and check it. Raises: RecipeError."""
     if isinstance(recipe, str | Path):
         recipe = Recipe.read(recipe)
     if not isinstance(recipe, Recipe):

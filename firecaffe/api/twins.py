@@ -35,8 +35,6 @@ STAGES, SHARDS = "stages", "shards"
 
 @dataclass(frozen=True)
 class Twin:
-    """One of the trainings that are compared."""
-
     name: str
     """The user's text: a number of workers, or a layout."""
     workers: int

@@ -128,7 +128,6 @@ def _beside(where: Path, suffix: str) -> Path:
 
 
 def _check_not_its_net(path: Path, name: str) -> None:
-    """Raise RecipeError if the file would overwrite the prototxt of the network called `name`."""
     if is_caffe(name) and path.exists() and path.samefile(caffe_file("model.name", name)):
         raise RecipeError(
             f"caffemodel writes {path} too, and that is the network's own prototxt; give the files "

@@ -224,7 +224,6 @@ class Parser(ArgumentParser):
         self.own.append((group or self).add_argument(*names, help=help, **words))
 
     def flag(self, name: str, help: str) -> None:
-        """Add an option without a value."""
         self.add(name, help=help, action="store_true")
 
     def add_group(self, title: str) -> Callable[..., None]:
@@ -239,7 +238,6 @@ class Parser(ArgumentParser):
         self._has_recipe = True
 
     def read(self, argv: list[str]) -> CommandLine:
-        """Split a command line. Raises RecipeError for an unknown option."""
         options = {name: action for action in self.own for name in action.option_strings}
         words = _recipe_fields() if self.takes_recipe else ()
         return read_line(f"firecaffe {self.command}", argv, options, words)
@@ -273,7 +271,6 @@ class Parser(ArgumentParser):
         return super().parse_args([_toml_as_json(argument, lists) for argument in typed], **more)
 
     def only(self, what: str, typed: Sequence[str], hint: str = "") -> str:
-        """Return the one argument that was typed. Raises RecipeError for none, or several."""
         if len(typed) != 1:
             given = " and ".join(typed) or "none"
             line = f"{self.command} takes one {what}, found {given}{hint}"

@@ -65,7 +65,6 @@ SECTIONS: dict[str, type] = {
 
 
 def section_help(name: str) -> str:
-    """Return the help of a recipe's section. Raises RecipeError if there is no such section."""
     if name not in SECTIONS:
         known = ", ".join(SECTIONS)
         raise RecipeError(

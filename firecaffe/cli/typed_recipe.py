@@ -109,7 +109,6 @@ def _own_recipe(options: list[str]) -> str:
 
 
 def read_recipe(path: Path) -> CheckedRecipe:
-    """Read a recipe's file. Raises RecipeError in one line that names the wrong field."""
     return parse_recipe(Parser("train", "RECIPE.toml", "", takes_recipe=True), [str(path)])[0]
 
 

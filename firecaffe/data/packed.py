@@ -63,7 +63,6 @@ class _Listed(PackedSet):
 
 
 def read_list(root: str) -> PackedSet:
-    """Read `dataset.json`. Raises DataError if it is missing or damaged."""
     text = read_text(root, LIST, MAX_LIST_BYTES)
     try:
         listed = decoded(text, _Listed)

@@ -128,12 +128,10 @@ def alexnet(*, num_classes: int = 1000, in_channels: int = 3) -> AlexNet:
 
 
 def alexnet_ungrouped(*, num_classes: int = 1000, in_channels: int = 3) -> AlexNet:
-    """AlexNet without groups, as FireCaffe seems to count it: 249.5 MB of weights."""
     return AlexNet(num_classes, in_channels, groups=1, norm_first=True, bias=0.1)
 
 
 def caffenet(*, num_classes: int = 1000, in_channels: int = 3) -> AlexNet:
-    """Caffe's reference network: AlexNet with pooling before normalization, and biases from 1."""
     return AlexNet(num_classes, in_channels, groups=2, norm_first=False, bias=1.0)
 
 

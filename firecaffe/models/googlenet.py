@@ -202,7 +202,6 @@ class GoogLeNet(nn.Module):
 def googlenet(
     *, num_classes: int = 1000, in_channels: int = 3, aux_logits: bool = True
 ) -> GoogLeNet:
-    """BVLC's GoogLeNet: Xavier, biases from 0.2, those of the three classifiers from 0."""
     network = GoogLeNet(num_classes, in_channels, batch_norm=False, aux_logits=aux_logits)
     fillers.fill_all(network, fillers.xavier, bias=0.2)
     heads = [head.fc2 for head in (network.aux1, network.aux2) if head is not None]
@@ -214,7 +213,6 @@ def googlenet(
 def googlenet_bn(
     *, num_classes: int = 1000, in_channels: int = 3, aux_logits: bool = True
 ) -> GoogLeNet:
-    """GoogLeNet with batch normalization, filled by a Gaussian of 0.01 as torchvision's."""
     network = GoogLeNet(num_classes, in_channels, batch_norm=True, aux_logits=aux_logits)
     fillers.fill_all(network, fillers.gaussian(0.01))
     return network

@@ -124,7 +124,6 @@ def read_weights(
 
 
 def file_digest(file: str) -> str:
-    """Return the sha256 of a file of weights. Raises RecipeError if it is missing."""
     _check_file(file)
     return sha256_of(file)
 

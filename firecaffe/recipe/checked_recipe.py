@@ -121,7 +121,6 @@ def untrusted(recipe: Some, where: Path, named: Container[str] = ()) -> Some:
 
 
 def read_sections(path: Path) -> dict[str, dict[str, Any]]:
-    """Read the settings in a recipe's file, by section. Raises: RecipeError."""
     sections = read_file(path, dict[str, Any], RecipeError, parse_toml, where=f"recipe {path}")
     known = tuple(Recipe.__dataclass_fields__)
     for name, value in sections.items():

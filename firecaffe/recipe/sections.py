@@ -189,7 +189,6 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 
 
 def shipped() -> list[str]:
-    """Return the names of the shipped recipes, in order."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 

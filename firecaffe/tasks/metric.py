@@ -78,11 +78,7 @@ class Sums:
         return {"sums": "sum"}
 
     def of_batch(self, outputs: Any, targets: Any) -> State:
-        """Return the sums of one batch.
-
-        Raises:
-            RecipeError: The function returned no tensor, or no single sum where one is needed.
-        """
+        """Return a batch's sums. Raises RecipeError for no tensor, or several but no `value_of`."""
         sums = self.sums(outputs, targets)
         if not isinstance(sums, Tensor):
             raise RecipeError(f"its function gave {shown(sums)}; expected a tensor of sums")

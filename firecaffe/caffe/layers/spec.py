@@ -62,7 +62,6 @@ class Spec:
         return sizes[0], sizes[-1]
 
     def positive(self, name: str, default: int | None = None) -> int:
-        """Read a whole number above 0. Raises CaffeError if it is missing or not above 0."""
         if default is None and not self.param.has(name):
             raise self.error(f" has no {name}; expected one")
         value = self.param.integer(name, default or 0)
