@@ -1,7 +1,7 @@
 """The table of refusals: which settings of a recipe cannot be combined, and why; a row per reason.
 
-Each row is an example in a test. Checks of single settings are next to their Config, and those of
-numbers that have to fit each other in `fits`.
+Each row is an example in a test. Checks of single settings are next to their Config or in
+`checked_recipe`, and those of numbers that have to fit each other in `fits`.
 """
 
 from collections.abc import Iterable, Iterator
