@@ -26,9 +26,8 @@ from firecaffe.faults import KINDS, RESTARTS, RESUME_WORD
 from firecaffe.models import MODELS, build_model
 from firecaffe.models.layer_costs import profile
 from firecaffe.recipe.fits import FITS
-from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.refusals import REFUSALS, num_combinations
-from firecaffe.recipe.sections import Recipe, recipe_path, shipped
+from firecaffe.recipe.sections import Recipe, flatten, recipe_path, shipped
 from firecaffe.recipe.worker_numbers import WORKERS_FIT
 
 ROOT = Path(__file__).parents[1]

@@ -19,8 +19,7 @@ from firecaffe.faults import Fault
 from firecaffe.files import private_folder, write_atomically
 from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared, check_recipe
-from firecaffe.recipe.identity import to_toml
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, to_toml
 from firecaffe.resume_advice import option
 from firecaffe.runs.fault import settle_fault
 from firecaffe.training.checks import preflight

@@ -310,8 +310,7 @@ def add_network_options(add: Callable[..., None]) -> None:
 
 
 def _recipe_fields() -> dict[str, Any]:
-    from firecaffe.recipe.identity import flatten
-    from firecaffe.recipe.sections import Recipe
+    from firecaffe.recipe.sections import Recipe, flatten
 
     return flatten(Recipe())
 

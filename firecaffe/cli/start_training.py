@@ -20,7 +20,7 @@ from firecaffe.cluster.world import is_launched
 from firecaffe.errors import RecipeError
 from firecaffe.faults import Fault
 from firecaffe.recipe.checked_recipe import Prepared
-from firecaffe.recipe.identity import to_toml
+from firecaffe.recipe.sections import to_toml
 from firecaffe.runs.fault import settle_fault
 from firecaffe.solvers.rate_policy import rate_notes
 from firecaffe.training.checks import preflight

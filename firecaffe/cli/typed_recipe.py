@@ -15,9 +15,8 @@ from firecaffe.cluster.handover import LAUNCHED
 from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.recipe.checked_recipe import CheckedRecipe, check_recipe, read_sections
-from firecaffe.recipe.identity import flatten, to_toml
 from firecaffe.recipe.idle_settings import EFFECTIVE_IF, idle_settings
-from firecaffe.recipe.sections import Recipe, recipe_path
+from firecaffe.recipe.sections import Recipe, flatten, recipe_path, to_toml
 from firecaffe.runs.run_folder import RECIPE
 
 

@@ -12,9 +12,8 @@ from firecaffe.errors import RecipeError, RunError
 from firecaffe.gradients.config import check_exchange
 from firecaffe.parallel.config import check_parallel
 from firecaffe.recipe.fits import check_fits
-from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.refusals import check_together
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, flatten
 from firecaffe.runs.record import check_loggers
 from firecaffe.runs.run_folder import RECIPE, read_run_recipe
 from firecaffe.schema import checked, parse_toml, read_file

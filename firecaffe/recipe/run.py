@@ -17,8 +17,7 @@ from firecaffe.exchange.route import Route, find_route
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.fits import check_batch, check_data_fit, too_short
-from firecaffe.recipe.identity import identity
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, identity
 from firecaffe.solvers.rate_policy import batch_scale, first_drop, learning_rate, momentum
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL
 from firecaffe.synchrony.rounds import Rounds, plan_rounds

@@ -1,20 +1,27 @@
-"""A whole run as data: the sections of all parts, in one recipe; and the shipped recipes."""
+"""A whole run as data: a recipe of the sections of all parts, its file, and what decides bits."""
 
 import dataclasses
+import hashlib
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
+import tomli_w
+
 from firecaffe.compression import PruneConfig, ShareConfig
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError
-from firecaffe.gradients.config import ExchangeConfig
+from firecaffe.files import write_atomically
+from firecaffe.gradients.config import NO_COMPRESSOR, ExchangeConfig
 from firecaffe.models import ModelConfig
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.runs.run_folder import RunConfig
 from firecaffe.solvers.config import SolverConfig, needs_norms
-from firecaffe.synchrony.config import LOCAL, SynchronyConfig
+from firecaffe.solvers.rate_policy import LENGTH_DEPENDENT
+from firecaffe.synchrony.config import EVERY_STEP, LOCAL, SynchronyConfig
 from firecaffe.tasks import TaskConfig
+from firecaffe.user_code import REFERENCES, without_folder
 
 
 @dataclass(frozen=True)
@@ -149,9 +156,6 @@ class Recipe:
 
         Raises: RecipeError if the file cannot be written, or exists and `overwrite` is false.
         """
-        from firecaffe.files import write_atomically
-        from firecaffe.recipe.identity import to_toml
-
         if Path(path).exists() and not overwrite:
             raise RecipeError(f"{path}: exists already; overwrite=True writes over it")
         try:
@@ -185,6 +189,19 @@ class Recipe:
         return needs_norms(self.solver) or needs_gaps or self.prune.is_on or self.share.is_on
 
 
+def flatten(recipe: Recipe) -> dict[str, Any]:
+    """Return all settings of a recipe by dotted name."""
+    return {
+        f"{section}.{word}": value
+        for section, config in vars(recipe).items()
+        for word, value in vars(config).items()
+    }
+
+
+def to_toml(recipe: Recipe) -> str:
+    return tomli_w.dumps(dataclasses.asdict(recipe))
+
+
 FOLDER = Path(__file__).parents[1] / "recipes"
 
 
@@ -203,3 +220,78 @@ def recipe_path(name_or_path: str | Path) -> Path:
             f"or one of {', '.join(names)}"
         )
     return FOLDER / f"{path.name}.toml"
+
+
+_WITHOUT_BITS = (
+    "data.path",
+    "task.metrics",
+    "task.metric",
+    "train.device",
+    "train.eval_every",
+    "train.stop_after",
+    "data.decode_threads",
+    "data.cache",
+    "data.cache_bytes",
+    "train.eval_batch_size",
+    "train.steps",
+    "train.epochs",
+    "synchrony.shares",
+    "synchrony.shares_every",
+    "synchrony.in_flight",
+    "synchrony.server",
+)
+"""Settings of sections that decide bits which decide none themselves."""
+
+
+def identity(recipe: Recipe, steps: int) -> dict[str, Any]:
+    """Return the settings that decide bits, by dotted name. A run is only resumed with equal ones.
+
+    Workers, exchange, checkpoints and paths are none. A compressor is one, as is the number of
+    steps if the rate, the last workers of a server, or the averages of replicas depend on it.
+    """
+    synchrony = recipe.synchrony
+    optional = {
+        "prune": recipe.prune.is_on,
+        "share": recipe.share.is_on,
+        "synchrony": synchrony.mode != EVERY_STEP,
+    }
+    sections = {"model", "data", "train", "solver", "task"}
+    sections |= {section for section, is_on in optional.items() if is_on}
+    settings = {
+        name: without_folder(value) if name in REFERENCES else value
+        for name, value in flatten(recipe).items()
+        if name.split(".")[0] in sections and name not in _WITHOUT_BITS
+    }
+    settings["exchange.compressor"] = recipe.exchange.compressor
+    if recipe.exchange.compressor != NO_COMPRESSOR:
+        settings["exchange.compressor_level"] = recipe.exchange.compressor_level
+    if recipe.parallel.is_split:
+        settings["parallel.split"] = recipe.parallel.split
+        settings["parallel.parts"] = recipe.parallel.num_parts
+        if not recipe.parallel.split:  # parallel.split names the layers, if set
+            settings["parallel.scheme"] = recipe.parallel.scheme
+    if recipe.solver.lr_policy in LENGTH_DEPENDENT or synchrony.depends_on_last_step:
+        settings["train.steps"] = steps
+    return settings
+
+
+def search_id(recipe: Recipe) -> str:
+    """Return the digest of a search's result, without the seed: 12 hexadecimal digits.
+
+    It covers the length, and non-default settings that decide bits: new settings change nothing.
+    """
+    deciding = {*identity(recipe, recipe.train.steps), "train.steps", "train.epochs"}
+    defaults, settings = flatten(Recipe()), flatten(recipe)
+    if settings["train.steps"] or settings["train.epochs"] == 1:
+        settings["train.epochs"] = 0  # one epoch is the default if neither is set
+    changed = {
+        word: settings[word]
+        for word in deciding - {"train.seed"}
+        if settings[word] != defaults[word]
+    }
+    return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def tuned_by(recipe: Recipe) -> str:
+    """The search that the learning rate is from; empty if the recipe was changed since."""
+    return recipe.run.tuned if recipe.run.tuned.endswith(search_id(recipe)) else ""

@@ -10,8 +10,7 @@ from firecaffe.exchange.choose import AUTO as AUTO_EXCHANGE
 from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK
-from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, flatten
 from firecaffe.synchrony.config import EVERY_STEP, LOCAL, MEASURED, NO_LOCK, SERVED, SHARDED
 from firecaffe.user_code import is_caffe, is_reference
 

@@ -30,9 +30,8 @@ from firecaffe.errors import OwnCodeError, RecipeError, RunError
 from firecaffe.files import atomic_replace, write_json
 from firecaffe.models.weights import file_digest
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.identity import to_toml
 from firecaffe.recipe.run import total_steps
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, to_toml
 from firecaffe.resume_advice import option
 from firecaffe.runs.measure import Measure
 from firecaffe.runs.run_folder import read_run_file

@@ -30,9 +30,8 @@ from firecaffe.meta_kernels import without_compiler
 from firecaffe.output import LOST
 from firecaffe.planner.run_forecast import write_forecast
 from firecaffe.recipe.checked_recipe import CheckedRecipe, Prepared
-from firecaffe.recipe.identity import tuned_by
 from firecaffe.recipe.run import Ranks, Run, resolve
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, tuned_by
 from firecaffe.recipe.worker_numbers import check_joinable, check_ranks, layout_of
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.runs.score import score_mode

@@ -32,8 +32,7 @@ from firecaffe.files import (
     sync_folder,
     write_atomically,
 )
-from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, flatten
 from firecaffe.schema import Count, checked, read_file
 from firecaffe.solvers.rate_policy import LENGTH_DEPENDENT
 from firecaffe.synchrony.rounds import Rounds

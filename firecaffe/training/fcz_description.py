@@ -21,8 +21,7 @@ from firecaffe.models import ModelConfig
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import FCZ, Outline, outline_of
 from firecaffe.recipe.checked_recipe import check_recipe, recipe_from, untrusted
-from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, flatten
 from firecaffe.training.given_parts import NOTHING, About
 from firecaffe.user_code import CAFFE, caffe_file, is_caffe, is_reference, shown, without_folder
 

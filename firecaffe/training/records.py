@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from firecaffe.cluster.world import World
 from firecaffe.output import kept_stdout
-from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.run import Run
+from firecaffe.recipe.sections import flatten
 from firecaffe.runs.measure import Measure
 from firecaffe.runs.record import JsonLines, Loggers, Metrics
 from firecaffe.runs.run_folder import DIGESTS, WEIGHTS

@@ -16,9 +16,8 @@ from firecaffe.exchange import parse_hierarchical
 from firecaffe.exchange.route import HOOK
 from firecaffe.gradients.probe import Probe
 from firecaffe.inventory.attributes import attributes_of_data, carried_over
-from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.run import Run
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, flatten
 from firecaffe.runs.environment import source_digest
 from firecaffe.runs.run_folder import ENVIRONMENT, read_run_file
 from firecaffe.training.checkpoint import Checkpoint

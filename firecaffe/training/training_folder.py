@@ -17,10 +17,9 @@ from firecaffe.cluster.world import World
 from firecaffe.compression import prune_notes
 from firecaffe.errors import RunError
 from firecaffe.files import folder_lock, write_atomically, write_json
-from firecaffe.recipe.identity import flatten, to_toml, tuned_by
 from firecaffe.recipe.idle_settings import idle_settings
 from firecaffe.recipe.run import Run
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, flatten, to_toml, tuned_by
 from firecaffe.runs.environment import describe_environment
 from firecaffe.runs.run_folder import (
     APART,

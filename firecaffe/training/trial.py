@@ -20,8 +20,7 @@ from firecaffe.cluster.launcher import RankFailedError
 from firecaffe.cluster.process_settings import ENDS_WITH, handlers_kept
 from firecaffe.errors import PreemptedError, RunError
 from firecaffe.files import read_small, write_atomically, write_json
-from firecaffe.recipe.identity import to_toml
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, to_toml
 from firecaffe.resume_advice import option
 from firecaffe.runs.fault import NAME as FAULT
 from firecaffe.runs.measure import TOP1, Measure

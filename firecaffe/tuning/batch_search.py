@@ -21,9 +21,8 @@ from firecaffe.errors import RecipeError
 from firecaffe.files import write_json
 from firecaffe.models.weights import file_digest
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.identity import identity, search_id, to_toml
 from firecaffe.recipe.run import sample_order, total_steps
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, identity, search_id, to_toml
 from firecaffe.resume_advice import option
 from firecaffe.runs.measure import TOP1, Measure
 from firecaffe.runs.run_folder import METRICS

@@ -9,8 +9,7 @@ import pytest
 
 import firecaffe
 from firecaffe.cli import COMMANDS
-from firecaffe.recipe.identity import flatten
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, flatten
 from tests.typed import refused, said_by
 
 ASKED = [

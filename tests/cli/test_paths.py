@@ -15,7 +15,7 @@ from PIL import Image
 from firecaffe.cli import main
 from firecaffe.errors import RunError
 from firecaffe.recipe.checked_recipe import recipe_of
-from firecaffe.recipe.identity import identity
+from firecaffe.recipe.sections import identity
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.run_table import differing_words, other_work, read_run
 from tests.typed import firecaffe

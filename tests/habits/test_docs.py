@@ -40,9 +40,8 @@ from firecaffe.gradients.config import ExchangeConfig
 from firecaffe.models import MODELS
 from firecaffe.models.known_networks import OURS
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.refusals import refusals
-from firecaffe.recipe.sections import Recipe, shipped
+from firecaffe.recipe.sections import Recipe, flatten, shipped
 from firecaffe.recipe.terms import VARIABLE_LENGTH, facts_of
 from firecaffe.solvers.optimizer import SOLVERS
 from firecaffe.solvers.rate_policy import POLICIES

@@ -18,8 +18,7 @@ from firecaffe.cli import explain as explain_command
 from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.files import sha256_of
 from firecaffe.planner.cluster import load_cluster
-from firecaffe.recipe.identity import to_toml
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, to_toml
 from firecaffe.shrink.scheme import FOLDER as SCHEMES
 from firecaffe.shrink.scheme import find_scheme
 from firecaffe.training import checkpoint as checkpoints

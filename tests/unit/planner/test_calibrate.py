@@ -17,8 +17,7 @@ from firecaffe.planner.forecast import forecast
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.planner.workload import images_of
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.identity import to_toml
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, to_toml
 
 
 def test_a_fit_finds_what_made_the_data() -> None:

@@ -20,9 +20,8 @@ from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import check_recipe, recipe_from
-from firecaffe.recipe.identity import flatten, to_toml
 from firecaffe.recipe.idle_settings import idle_settings
-from firecaffe.recipe.sections import recipe_path, shipped
+from firecaffe.recipe.sections import flatten, recipe_path, shipped, to_toml
 from firecaffe.solvers.optimizer import groups_of
 from firecaffe.solvers.rate_policy import learning_rate
 from tests.kit.models_pages import ROOT

@@ -15,7 +15,7 @@ from firecaffe import (
 )
 from firecaffe.compression import prune_notes
 from firecaffe.exchange.route import FOLD, SCHEDULE, find_route
-from firecaffe.recipe.identity import flatten, identity, search_id
+from firecaffe.recipe.sections import flatten, identity, search_id
 from firecaffe.solvers.config import needs_norms
 from tests.unit.recipe.other import APART, OTHER
 from tests.unit.recipe.test_ranks import HEAD, TRICK

@@ -17,9 +17,8 @@ from firecaffe.cli.tune import make_parser as of_tune
 from firecaffe.cli.typed_recipe import parse_recipe, read_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
-from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.idle_settings import EFFECTIVE_IF, idle_settings
-from firecaffe.recipe.sections import Recipe
+from firecaffe.recipe.sections import Recipe, flatten
 from firecaffe.recipe.terms import words_of
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer

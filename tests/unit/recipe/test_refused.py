@@ -12,9 +12,9 @@ from firecaffe.errors import RecipeError
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.fits import FITS
-from firecaffe.recipe.identity import flatten
 from firecaffe.recipe.idle_settings import EFFECTIVE_IF, with_effect
 from firecaffe.recipe.refusals import REFUSALS, num_combinations, refusals
+from firecaffe.recipe.sections import flatten
 from firecaffe.recipe.terms import (
     DEFAULTS,
     GIVEN,

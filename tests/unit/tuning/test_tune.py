@@ -18,8 +18,7 @@ from firecaffe.files import finite
 from firecaffe.models import ModelConfig
 from firecaffe.models.network import make_network
 from firecaffe.models.weights import file_digest
-from firecaffe.recipe.identity import tuned_by
-from firecaffe.recipe.sections import Recipe, TrainConfig
+from firecaffe.recipe.sections import Recipe, TrainConfig, tuned_by
 from firecaffe.runs.run_table import TableRun, read_run
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.training.trial import Trial
