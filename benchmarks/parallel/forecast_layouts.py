@@ -29,7 +29,7 @@ from benchmarks.emulated.virtual_cluster import VirtualCluster, parse_rate
 from benchmarks.kit import raw_lines
 from benchmarks.kit.made_up_images import RECIPE
 from benchmarks.parallel.trick_speed import ddp_step
-from firecaffe.cli.typed_recipe import read_recipe
+from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cluster.world import join
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecast
@@ -94,7 +94,7 @@ def measure(layout: str, rate: str, rounds: int, steps: int, folder: Path, out: 
 
 def forecast_ddp(recipe: Path, file: Path) -> dict[str, Any]:
     """DDP's step as `firecaffe plan` has it."""
-    work = replace(workload_of(read_recipe(recipe)), bucket_bytes=DDP_BUCKET_BYTES)
+    work = replace(workload_of(recipe_of(recipe)), bucket_bytes=DDP_BUCKET_BYTES)
     row = forecast(work, load_cluster(str(file)), HOSTS, "native")
     return {"forecast_s": row.step_s, "low_s": row.step_low_s, "high_s": row.step_high_s}
 

@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.kit import step_starts
 from benchmarks.training import as_typed_ddp
+from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cli import main
-from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.data import Batches, SampleOrder, TensorDataset
 from firecaffe.data.generated import generate
 from firecaffe.models import build_model
@@ -40,7 +40,7 @@ def ours(words: Sequence[str], steps: int, out: Path) -> int:
 
 def ddp(check: bool, steps: int, out: Path) -> int:
     """The same by the script. check: see there."""
-    recipe = read_recipe(RECIPE)
+    recipe = recipe_of(RECIPE)
     train, data = recipe.train, images()[0]
     order = SampleOrder(train.seed, len(data), train.global_batch_size, train.micro_batch_size)
     batches = Batches(data, order, recipe.data)

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from firecaffe.cli.typed_recipe import read_recipe
+from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.recipe.sections import Recipe
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.runs.run_folder import read_run_file
@@ -53,7 +53,7 @@ FAILED = 0.2
 
 def recipe_at(rate: float, batch: int, rule: str, seed: int) -> Recipe:
     """The recipe of a row. rate: that of the small batch."""
-    recipe: Recipe = read_recipe(RECIPE)
+    recipe: Recipe = recipe_of(RECIPE)
     recipe = replace(recipe, solver=replace(recipe.solver, base_lr=rate))
     before = recipe.train.global_batch_size
     recipe = with_batch(recipe, batch, SAMPLES)

@@ -107,10 +107,6 @@ def _own_recipe(options: list[str]) -> str:
     return "" if own is None else f" (that of the run to resume is {own})"
 
 
-def read_recipe(path: Path) -> CheckedRecipe:
-    return parse_recipe(Parser("train", "RECIPE.toml", "", takes_recipe=True), [str(path)])[0]
-
-
 LENGTH_WORDS = (("steps", "epochs"), ("epochs", "steps"))
 
 

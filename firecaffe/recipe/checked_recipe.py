@@ -1,4 +1,4 @@
-"""Recipes from outside: the check of all that settings alone can show, and recipes from files."""
+"""The check of a recipe, of all that its settings alone can show; and recipes from files."""
 
 import dataclasses
 from collections.abc import Container

@@ -11,7 +11,7 @@ import pytest
 
 import firecaffe.cli
 from benchmarks.kit.small_run import steps_of
-from firecaffe.cli.typed_recipe import read_recipe
+from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.errors import RunError
 from firecaffe.training.trial import Trial, TrialScore, command_lock
 from firecaffe.tuning.batch_search import TuneRequest
@@ -64,7 +64,7 @@ def test_a_search_to_its_end_and_again(
     assert last.endswith(f"is {out}/small_b64.toml; --seeds 3 goes on with it")
     assert json.loads((out / "tune.json").read_text()) == found
 
-    written = read_recipe(out / "small_b64.toml")
+    written = recipe_of(out / "small_b64.toml")
     assert written.train.global_batch_size == 64
     assert written.solver.base_lr == found["best"]["candidate"]["base_lr"]
     assert (written.data.hold_out, written.run.folder) == (0.0, "")

@@ -24,8 +24,8 @@ from firecaffe import (
     SynchronyConfig,
     TrainConfig,
 )
+from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cli import main
-from firecaffe.cli.typed_recipe import read_recipe
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange.choose import choose
 from firecaffe.exchange.route import find_route
@@ -240,7 +240,7 @@ def on(cluster: str, **sections: Any) -> Recipe:
 
 
 def words_of(result: Result) -> ParallelConfig:
-    return read_recipe(result.folder / "recipe.toml").parallel
+    return recipe_of(result.folder / "recipe.toml").parallel
 
 
 def choice_of(result: Result) -> Any:

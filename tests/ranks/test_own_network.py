@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import firecaffe
 from firecaffe import Recipe, RunConfig, SolverConfig, TaskConfig, TrainConfig
-from firecaffe.cli.typed_recipe import read_recipe
+from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.data import TensorDataset
 from firecaffe.errors import RecipeError
 from firecaffe.models.weights import load_weights
@@ -63,7 +63,7 @@ def test_an_own_network_ends_in_the_same_bits(trained: Trained, tmp_path: Path) 
 
     # A run's own recipe goes on with it, and needs the file no more.
     file.unlink()
-    own = read_recipe(alone.folder / "recipe.toml")
+    own = recipe_of(alone.folder / "recipe.toml")
     longer = changed(own, train={"steps": 4}, run=RunConfig())
     preflight(longer, 2, alone.folder)
     more = trained(2, longer, NAMED, alone.folder)

@@ -15,7 +15,8 @@ from benchmarks.faults.fuzzed.reader import Reader
 from firecaffe.api.answer import as_table
 from firecaffe.cli import compare as compare_command
 from firecaffe.cli import explain as explain_command
-from firecaffe.cli.typed_recipe import read_recipe
+from firecaffe.cli.train import make_parser
+from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.files import sha256_of
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.recipe.sections import Recipe, to_toml
@@ -198,7 +199,7 @@ def explain_trace(folder: Path) -> None:
 
 
 READERS = {
-    "recipe": Reader(make_recipe, lambda f: read_recipe(f / "recipe.toml")),
+    "recipe": Reader(make_recipe, lambda f: parse_recipe(make_parser(), [str(f / "recipe.toml")])),
     "cluster": Reader(make_cluster, lambda f: load_cluster(str(f / "cluster.toml"))),
     "scheme": Reader(make_scheme, lambda f: find_scheme(str(f / "scheme.toml"))),
     "checkpoint": Reader(make_checkpoint, read_checkpoint),

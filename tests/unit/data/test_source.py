@@ -15,7 +15,7 @@ from PIL import Image
 
 import firecaffe
 from firecaffe import Recipe, RunConfig, TrainConfig
-from firecaffe.cli.typed_recipe import read_recipe
+from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.data import (
     DataConfig,
     check_data,
@@ -261,7 +261,7 @@ def test_a_run_s_own_recipe_is_looked_over_and_trained_again_to_the_same_bits(fo
     )
     preflight(check_recipe(recipe), 2)
     firecaffe.train(recipe)
-    again = read_recipe(folder / "a" / "recipe.toml")
+    again = recipe_of(folder / "a" / "recipe.toml")
     assert again == recipe.replace("data.name", f"{folder / 'own_sets.py'}:as_dict")
     again = again.replace("run.folder", "b")
     preflight(again, 2)

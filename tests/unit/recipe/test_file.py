@@ -14,7 +14,7 @@ from torch import nn
 import firecaffe
 from firecaffe import ParallelConfig, Recipe, RecipeError, SolverConfig
 from firecaffe.cli.train import make_parser
-from firecaffe.cli.typed_recipe import parse_recipe, read_recipe
+from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.models import build_model
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecast
@@ -68,7 +68,7 @@ def test_a_recipe_is_its_file(path: Path, recipe: Recipe) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_a_file_is_read_as_the_command_line_reads_it(file: Path) -> None:
-    assert Recipe.read(file) == read_recipe(file)
+    assert Recipe.read(file) == parse_recipe(make_parser(), [str(file)])[0]
 
 
 def test_a_file_is_written_over_only_if_that_is_asked(path: Path) -> None:

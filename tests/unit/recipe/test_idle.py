@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cli.arguments import Parser
 from firecaffe.cli.plan import make_parser as of_plan
 from firecaffe.cli.same_bits import make_parser_demo as of_demo
 from firecaffe.cli.same_bits import make_parser_verify as of_verify
 from firecaffe.cli.train import make_parser as of_train
 from firecaffe.cli.tune import make_parser as of_tune
-from firecaffe.cli.typed_recipe import parse_recipe, read_recipe
+from firecaffe.cli.typed_recipe import parse_recipe
 from firecaffe.errors import RecipeError
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.recipe.idle_settings import EFFECTIVE_IF, idle_settings
@@ -77,7 +78,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_in_a_file_it_is_said_and_typed_it_is_refused(path: Path) -> None:
     path.write_text("[exchange]\ncompressor_level = 1\n[data]\ncache_bytes = 9\n")
-    said = idle_settings(read_recipe(path))
+    said = idle_settings(recipe_of(path))
     assert set(said) == {"exchange.compressor_level", "data.cache_bytes"}
     assert "exchange.compressor is 'none'" in said["exchange.compressor_level"]
     typed = [str(path), "--exchange.compressor_level", "2"]
@@ -108,9 +109,9 @@ def test_words_that_a_command_sets(path: Path, parser: Parser, word: str, reason
 def test_words_of_files_count_beside_a_net_of_caffes(path: Path) -> None:
     text = '[data]\nname = "caffe:net.prototxt"\npath = "x"\ndecode_threads = 2\nresize = 9\n'
     path.write_text(text)
-    assert set(idle_settings(read_recipe(path))) == {"data.resize"}
+    assert set(idle_settings(recipe_of(path))) == {"data.resize"}
     path.write_text(text.replace("caffe:net.prototxt", "generated"))
-    assert "caffe:PATH" in idle_settings(read_recipe(path))["data.path"]
+    assert "caffe:PATH" in idle_settings(recipe_of(path))["data.path"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from firecaffe.cli.typed_recipe import read_recipe
+from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.data import DataConfig
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import finite
@@ -121,7 +121,7 @@ def test_the_best_is_confirmed_and_written(run: Callable[..., TuneResult], tmp_p
     assert (seeds, judged) == ({1}, {2, 3, 4})  # none that took part in the choice
     path = tmp_path / "found.toml"
     path.write_text(recipe_file(tuned))
-    recipe = read_recipe(path)
+    recipe = recipe_of(path)
     assert recipe == tuned.recipe
     assert "candidates at batch 64" in tuned_by(recipe)
     for word, value in (("solver.base_lr", 0.123), ("train.steps", 99)):
@@ -145,7 +145,7 @@ def test_a_recipe_that_holds_samples_out_keeps_them_on_both_sides(
     tuned = run(rising, budget=1.0, recipe=recipe.replace("data.hold_out", 0.2))
     assert tuned.recipe.data.hold_out == 0.2
     folders = [*tuned.before, *tuned.after, tuned.best.folder]
-    kept = [read_recipe(folder / "recipe.toml").data.hold_out for folder in folders]
+    kept = [recipe_of(folder / "recipe.toml").data.hold_out for folder in folders]
     assert kept == [0.2] * 7
     assert tuned.verdict.verdict == KEPT
 
