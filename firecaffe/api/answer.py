@@ -16,10 +16,10 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
-from firecaffe.errors import RecipeError, RunError
-from firecaffe.files import atomic_replace, check_writable, write_atomically
+from firecaffe.api.argument_checks import check_target
+from firecaffe.errors import RecipeError
+from firecaffe.files import atomic_replace, write_atomically
 from firecaffe.output import harmless
-from firecaffe.resume_advice import option
 from firecaffe.value_checks import digits_of
 
 if TYPE_CHECKING:
@@ -115,57 +115,12 @@ def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
     return bytes([ord(sign) - 0xDC00]) if is_byte else PLAIN_SIGNS.get(sign, "?"), error.start + 1
 
 
-def check_target(word: str, name: str, overwrite: bool, suffixes: tuple[str, ...] = ()) -> None:
-    """Check the output path `name`, typed after the option `word`, unless it is empty.
-
-    Raises RecipeError if its ending is not one of `suffixes`; RunError if its folder does not
-    exist or takes no file, if it is a folder, or if the file exists and `overwrite` is false.
-    """
-    if not name:
-        return
-    path = Path(name)
-    if suffixes and path.suffix not in suffixes:
-        raise RecipeError(f"{word} is {name}; it must end in {' or '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise RunError(f"{word} {name}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise RunError(f"{word} {name}: is a folder; name a file")
-    if path.exists() and not overwrite:
-        raise RunError(f"{word} {name}: exists already; {option('overwrite')} writes over it")
-    try:
-        check_writable(path)
-    except OSError as error:
-        why = error.strerror or error
-        raise RunError(f"{word} {name}: cannot be written ({why}); name another file") from error
-
-
 def write_cluster(write: str | Path, cluster: "Cluster") -> str:
     """Write a file for `firecaffe plan`; the cluster gets its name. Return a line that says so."""
     path = Path(write)
     named = dataclasses.replace(cluster, name=path.stem)
     write_atomically(path, tomli_w.dumps(as_table(named)))
     return f"wrote {write}"
-
-
-def check_cluster_file(write: str | Path, overwrite: bool) -> None:
-    """Raise RecipeError or RunError if a cluster file cannot be written to the path `write`."""
-    check_target(option("write"), str(write), overwrite, (".toml",))
-
-
-DEFAULT_CLUSTER = "cpu-host"
-
-
-def cluster_to_write(write: str | Path, overwrite: bool, cluster: str | Path) -> "Cluster | None":
-    """Load the cluster that a file to write starts from, if any. Raises: RecipeError, RunError."""
-    from firecaffe.planner.cluster import load_cluster
-
-    check_cluster_file(write, overwrite)
-    if write:
-        return load_cluster(str(cluster) or DEFAULT_CLUSTER)
-    if cluster:
-        started = f"{option('cluster')} is what the file of {option('write')} starts from"
-        raise RecipeError(f"{started}; {option('write')} is missing")
-    return None
 
 
 def as_table(cluster: "Cluster") -> dict[str, Any]:

@@ -13,8 +13,15 @@ from typing import Any
 import torch
 from rich.console import RenderableType
 
-from firecaffe.api.answer import Answer, check_cluster_file, numbers_table, progress, write_cluster
-from firecaffe.api.argument_checks import check_count, check_device, path_of, refuse_beside, wrong
+from firecaffe.api.answer import Answer, numbers_table, progress, write_cluster
+from firecaffe.api.argument_checks import (
+    check_cluster_file,
+    check_count,
+    check_device,
+    path_of,
+    refuse_beside,
+    wrong,
+)
 from firecaffe.api.recipe_argument import network_of, recipe_for, recipe_of
 from firecaffe.cluster.agree import agree, gather_as, gather_text
 from firecaffe.cluster.from_script import from_script

@@ -16,13 +16,12 @@ from firecaffe.api.answer import (
     SUFFIXES,
     Answer,
     check_picture,
-    check_target,
     load_figure,
     make_console,
     numbers_table,
     write_picture,
 )
-from firecaffe.api.argument_checks import check_count, path_of, refuse_beside
+from firecaffe.api.argument_checks import check_count, check_target, path_of, refuse_beside
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.api.run_argument import open_run
 from firecaffe.cluster.from_script import from_script

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from PIL import Image
 
-from firecaffe.api.answer import Answer, check_target
-from firecaffe.api.argument_checks import check_count, path_of, paths_of
+from firecaffe.api.answer import Answer
+from firecaffe.api.argument_checks import check_count, check_target, path_of, paths_of
 from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.agree import gather_json
 from firecaffe.cluster.from_script import from_script

@@ -10,8 +10,14 @@ from typing import Any
 import torch
 from rich.console import RenderableType
 
-from firecaffe.api.answer import Answer, cluster_to_write, numbers_table, write_cluster
-from firecaffe.api.argument_checks import check_count, check_number, path_of, wrong
+from firecaffe.api.answer import Answer, numbers_table, write_cluster
+from firecaffe.api.argument_checks import (
+    check_count,
+    check_number,
+    cluster_to_write,
+    path_of,
+    wrong,
+)
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.process_settings import compute_threads, keep_freed_memory
 from firecaffe.data import DataConfig

@@ -8,16 +8,13 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from firecaffe.api.answer import (
+from firecaffe.api.answer import UNCUT_WIDTH, Answer, check_picture, write_cluster
+from firecaffe.api.argument_checks import (
     DEFAULT_CLUSTER,
-    UNCUT_WIDTH,
-    Answer,
     check_cluster_file,
-    check_picture,
     check_target,
-    write_cluster,
+    paths_of,
 )
-from firecaffe.api.argument_checks import paths_of
 from firecaffe.api.plan_inputs import (
     NetworkAlone,
     PlannedTraining,

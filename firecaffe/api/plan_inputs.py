@@ -6,8 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from firecaffe.api.answer import DEFAULT_CLUSTER
-from firecaffe.api.argument_checks import check_count, commas, filled, refuse_beside, wrong
+from firecaffe.api.argument_checks import (
+    DEFAULT_CLUSTER,
+    check_count,
+    commas,
+    filled,
+    refuse_beside,
+    wrong,
+)
 from firecaffe.api.plan_layouts import recipe_layout
 from firecaffe.api.recipe_argument import network_of, recipe_of
 from firecaffe.errors import RecipeError

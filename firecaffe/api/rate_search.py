@@ -10,10 +10,11 @@ import torch
 from rich.console import RenderableType
 from rich.table import Table
 
-from firecaffe.api.answer import PLAIN, Answer, check_target, numbers_table
+from firecaffe.api.answer import PLAIN, Answer, numbers_table
 from firecaffe.api.argument_checks import (
     check_count,
     check_number,
+    check_target,
     commas,
     path_of,
     paths_of,

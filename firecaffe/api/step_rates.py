@@ -14,8 +14,14 @@ import psutil
 import torch
 from rich.console import RenderableType
 
-from firecaffe.api.answer import Answer, cluster_to_write, numbers_table, write_cluster
-from firecaffe.api.argument_checks import check_number, commas, refuse_beside, wrong
+from firecaffe.api.answer import Answer, numbers_table, write_cluster
+from firecaffe.api.argument_checks import (
+    check_number,
+    cluster_to_write,
+    commas,
+    refuse_beside,
+    wrong,
+)
 from firecaffe.api.recipe_argument import network_of, recipe_for, recipe_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import check_alone

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from firecaffe.api.answer import Answer, check_target
-from firecaffe.api.argument_checks import path_of
+from firecaffe.api.answer import Answer
+from firecaffe.api.argument_checks import check_target, path_of
 from firecaffe.api.run_argument import RunInUse, open_run
 from firecaffe.cluster.from_script import from_script
 from firecaffe.compression import fcz

@@ -2,7 +2,7 @@
 
 from jsonargparse import ActionYesNo
 
-from firecaffe.api.answer import DEFAULT_CLUSTER
+from firecaffe.api.argument_checks import DEFAULT_CLUSTER
 from firecaffe.cli.arguments import Parser, check_launched, show
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES

@@ -1,6 +1,6 @@
 """`firecaffe plan RECIPE.toml --cluster NAME`: a forecast of a training's time and cost."""
 
-from firecaffe.api.answer import DEFAULT_CLUSTER
+from firecaffe.api.argument_checks import DEFAULT_CLUSTER
 from firecaffe.cli.arguments import Parser, show
 from firecaffe.errors import RecipeError
 from firecaffe.planner.cluster import shipped

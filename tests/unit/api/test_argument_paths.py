@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 import firecaffe
-from firecaffe.api.answer import check_target
-from firecaffe.api.argument_checks import paths_of
+from firecaffe.api.argument_checks import check_target, paths_of
 from firecaffe.cluster.from_script import from_script
 from firecaffe.errors import RecipeError, RunError
 from firecaffe.files import atomic_replace
