@@ -23,6 +23,9 @@ from typing import Any, NamedTuple
 
 from firecaffe.exchange.leaves import Node
 
+BYTES_PER_ELEMENT = 4
+"""Vectors are float32."""
+
 VECTOR = -1
 """The number in `Transfer.reads` that stands for the source's vector, not an input."""
 

@@ -9,8 +9,8 @@ from statistics import median
 from typing import Any
 
 from firecaffe.exchange import MAX_LANES, NATIVE
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import find_route
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.measure.ranks_and_links import PairLink, RankFacts
 from firecaffe.measure.step_times import StepTimes
 from firecaffe.planner.calibrate import fit, jitter_of, relative_spread

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.cut import cut
 from firecaffe.parallel.find_paths import PATHS, path_sizes

@@ -7,8 +7,8 @@ all-to-all of every node's shards and an all-gather of the totals; other codecs 
 from collections.abc import Sequence
 from math import prod
 
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.leaves import num_nodes
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.compressors import COMPRESSORS, FIXED_LENGTH
 from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
 from firecaffe.planner.price import Prices

@@ -17,7 +17,7 @@ from math import log
 import numpy as np
 
 from firecaffe.data.dataset import tree_text
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.models.kernel import CONVOLUTIONS, DEPTHWISE, ELEMENTWISE, MULTIPLIES, NORM, Kernel
 from firecaffe.planner.cluster import Device, MeasuredStep
 from firecaffe.planner.library_rates import HALF, Rates, rates_of

@@ -13,8 +13,7 @@ from math import ceil, exp, expm1, inf, sqrt
 from typing import Any
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import EXCHANGES
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO, EXCHANGES
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster, on_cores

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from firecaffe.data.dataset import Layout
 from firecaffe.errors import RecipeError
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.config import ModelConfig
 from firecaffe.parallel.find_paths import NoPathsError, Paths, find_paths, share_paths

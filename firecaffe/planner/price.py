@@ -15,11 +15,10 @@ from firecaffe.exchange import (
     shared_memory,
     useful_lanes,
 )
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.collectives import half
 from firecaffe.exchange.leaves import equal_shares
 from firecaffe.exchange.route import FOLD
-from firecaffe.exchange.schedule import ALL_GATHER, ALL_REDUCE, Schedule
+from firecaffe.exchange.schedule import ALL_GATHER, ALL_REDUCE, BYTES_PER_ELEMENT, Schedule
 from firecaffe.planner.round_prices import equal_rounds, sharded_s, whole_and_latency_s
 from firecaffe.planner.simulate import Network, simulate_s
 

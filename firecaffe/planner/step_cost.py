@@ -15,8 +15,9 @@ from itertools import accumulate
 from math import ceil, inf, sqrt
 from statistics import NormalDist
 
-from firecaffe.exchange.choose import AUTO, BYTES_PER_ELEMENT, choose
-from firecaffe.exchange.route import SCHEDULE, Route, find_route
+from firecaffe.exchange import AUTO
+from firecaffe.exchange.route import SCHEDULE, Route, choose, find_route
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster

@@ -7,7 +7,7 @@ from math import ceil
 
 import numpy as np
 
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.parallel.cut import balanced
 from firecaffe.parallel.slide import ROWS
 from firecaffe.planner.boundary_cost import Communication, Exchanges, MessageTraffic

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from firecaffe.data.dataset import Layout, TensorLayout, tree_text
 from firecaffe.errors import RecipeError
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models import MODELS

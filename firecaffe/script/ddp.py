@@ -29,7 +29,7 @@ from firecaffe.cluster.agree import agree
 from firecaffe.cluster.from_script import bind, from_script
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.process_settings import keep_freed_memory
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.threads import begin_thread
 from firecaffe.script.script_arguments import (

@@ -19,7 +19,7 @@ from firecaffe.cluster.agree import agree
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.group import Group
 from firecaffe.errors import CheckpointError
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.config import NO_COMPRESSOR

@@ -9,7 +9,6 @@ from itertools import pairwise, product
 import pytest
 
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE, useful_lanes
-from firecaffe.exchange.choose import choose, predict_s
 from firecaffe.exchange.leaves import largest_nodes, leaf_share
 from firecaffe.exchange.pieces import PIECES, SHORTEST_MESSAGE_BYTES, SHORTEST_WHOLE_BYTES, pieces
 from firecaffe.exchange.route import (
@@ -18,8 +17,10 @@ from firecaffe.exchange.route import (
     HOOK,
     SCHEDULE,
     adds_in_tree_order,
+    choose,
     find_route,
     keeps_tree_order,
+    predict_s,
 )
 from firecaffe.exchange.schedule import lower_bound_elements
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from firecaffe.exchange import EXCHANGES, find_schedule
-from firecaffe.exchange.choose import AUTO, choose
-from firecaffe.exchange.route import adds_in_tree_order
+from firecaffe.exchange import AUTO, EXCHANGES, find_schedule
+from firecaffe.exchange.route import adds_in_tree_order, choose
 from firecaffe.models.config import ModelConfig
 from firecaffe.planner.advice import changes, paragraph
 from firecaffe.planner.cluster import load_cluster
