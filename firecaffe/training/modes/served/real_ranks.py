@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.agree import POLL_S
+from firecaffe.cluster.calls import Worker, raise_failure
 from firecaffe.cluster.lost_ranks import LossReporter
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.data.batches import TrainBatches
@@ -51,7 +52,6 @@ from firecaffe.training.modes.served.real_clock import (
 from firecaffe.training.modes.served.work_gradient import Bench, Holders, UpdateOrder, Workbench
 from firecaffe.training.result import Result
 from firecaffe.transport.lane import Lane, store_of
-from firecaffe.transport.worker import Worker, raise_failure
 
 TOGETHER = (NotFiniteError, DivergedError, PreemptedError, LauncherLostError)
 """Errors with which all ranks end; see `faults.TOGETHER`. The watch reports others."""
