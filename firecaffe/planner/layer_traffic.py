@@ -20,8 +20,8 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models.config import ModelConfig
+from firecaffe.parallel.cut import Slide, crossing_rows, slide_of
 from firecaffe.parallel.find_paths import NoPathsError, Paths, find_paths, share_paths
-from firecaffe.parallel.slide import Slide, crossing_rows, slide_of
 from firecaffe.parallel.volumes import (
     Sizes,
     by_both,
