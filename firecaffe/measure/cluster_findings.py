@@ -15,9 +15,8 @@ from firecaffe.measure.ranks_and_links import PairLink, RankFacts
 from firecaffe.measure.step_times import StepTimes
 from firecaffe.planner.calibrate import fit, jitter_of, relative_spread
 from firecaffe.planner.cluster import Cluster, Device, Link, Storage
-from firecaffe.planner.codec_cost import MEASURED, coded_s, fixed_share
 from firecaffe.planner.compute_time import copies_s, micro_batch
-from firecaffe.planner.price import Prices, ranks_per_node
+from firecaffe.planner.price import MEASURED, Prices, coded_s, fixed_share, ranks_per_node
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.planner.simulate import Network
 from firecaffe.recipe.checked_recipe import CheckedRecipe

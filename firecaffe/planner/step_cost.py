@@ -21,9 +21,8 @@ from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
-from firecaffe.planner.codec_cost import coded_gradients_s
 from firecaffe.planner.compute_time import MicroBatch, data_s, micro_batch, update_s
-from firecaffe.planner.price import Prices, ranks_per_node
+from firecaffe.planner.price import Prices, coded_gradients_s, ranks_per_node
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.update_price import ALL, update_of
 from firecaffe.planner.workload import Workload
