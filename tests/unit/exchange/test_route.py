@@ -10,7 +10,6 @@ import pytest
 
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE, useful_lanes
 from firecaffe.exchange.leaves import largest_nodes, leaf_share
-from firecaffe.exchange.pieces import PIECES, SHORTEST_MESSAGE_BYTES, SHORTEST_WHOLE_BYTES, pieces
 from firecaffe.exchange.route import (
     CODEC,
     FOLD,
@@ -22,7 +21,13 @@ from firecaffe.exchange.route import (
     keeps_tree_order,
     predict_s,
 )
-from firecaffe.exchange.schedule import lower_bound_elements
+from firecaffe.exchange.schedule import (
+    PIECES,
+    SHORTEST_MESSAGE_BYTES,
+    SHORTEST_WHOLE_BYTES,
+    lower_bound_elements,
+    pieces,
+)
 
 NAMES = (*EXCHANGES, "hierarchical(tree,ring)", "hierarchical(tree,halving_doubling)")
 
