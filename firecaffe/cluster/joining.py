@@ -164,7 +164,7 @@ def _invitation(command: str) -> str:
     if own_secret() is None:
         return f"more workers can join: {command}"
     # A secret that the launcher has made itself is in no file.
-    return f"{command} --secret-file FILE server this run, if it was started with that file"
+    return f"{command} --secret-file FILE joins this run, if it was started with that file"
 
 
 @dataclass(frozen=True)
