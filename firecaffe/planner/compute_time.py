@@ -19,9 +19,8 @@ import numpy as np
 from firecaffe.data.dataset import tree_text
 from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.models.kernel import CONVOLUTIONS, DEPTHWISE, ELEMENTWISE, MULTIPLIES, NORM, Kernel
-from firecaffe.planner.cluster import Device, MeasuredStep
+from firecaffe.planner.cluster import STANDS_FOR, Device, MeasuredStep
 from firecaffe.planner.library_rates import HALF, Rates, rates_of, tables
-from firecaffe.planner.precision import STANDS_FOR
 from firecaffe.planner.workload import LayerWork, Workload
 from firecaffe.value_checks import digits_of
 

@@ -34,9 +34,8 @@ from firecaffe.planner.offers import (
     usual_device,
     usual_link,
 )
-from firecaffe.planner.precision import in_precision
 from firecaffe.planner.recipe_workload import workload_of_model
-from firecaffe.planner.workload import Workload
+from firecaffe.planner.workload import Workload, in_precision
 
 SHEETS, ROWS = read()
 PUBLISHED_MILLIONS = {
