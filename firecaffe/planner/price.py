@@ -268,7 +268,7 @@ def coded_s(
         ring = Prices("ring", network, in_pieces=False)
         wire_s = [time_s / 2 for time_s in ring.seconds([round(nodes * share * n) for n in sizes])]
     else:
-        server = Prices("sharded_parameter_server", network, in_pieces=False)
+        server = Prices(SHARDED, network, in_pieces=False)
         out = server.seconds([round(local_nodes * share * n) for n in sizes])
         back = server.seconds([round(share * n) for n in sizes])
         wire_s = [(a + b) / 2 for a, b in zip(out, back, strict=True)]
