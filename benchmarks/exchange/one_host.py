@@ -24,8 +24,8 @@ from torch import Tensor
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import NATIVE, tree
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.leaves import tree_sum
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.measure.known_sum import difference, interpret, raise_any_fault
 from firecaffe.runs.environment import commit, cpu_name
 from firecaffe.transport.exchange import Exchange

@@ -16,8 +16,8 @@ from benchmarks.exchange.plan import (
 )
 from benchmarks.exchange.rows import Row, fits, read_rows
 from firecaffe.exchange import EXCHANGES
-from firecaffe.exchange.pieces import PIECES
 from firecaffe.exchange.route import adds_in_tree_order
+from firecaffe.exchange.schedule import PIECES
 
 SERVER, TREE = "parameter_server", "tree"
 

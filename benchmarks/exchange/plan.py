@@ -6,9 +6,7 @@ from functools import lru_cache
 from math import ceil
 
 from firecaffe.exchange import ALGORITHMS, NATIVE, SEGMENTED
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
-from firecaffe.exchange.pieces import pieces
-from firecaffe.exchange.schedule import lower_bound_elements
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT, lower_bound_elements, pieces
 
 PAYLOAD_SHARE = 1448 / 1514
 """Of a link's rate: TCP's payload in each Ethernet frame."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import EXCHANGES
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.measure.exchange_times import conditions_since, read_counters
 from firecaffe.measure.known_sum import (
     check_exchanges,

@@ -28,7 +28,7 @@ from benchmarks.emulated.virtual_cluster import VirtualCluster, parse_rate
 from benchmarks.exchange.page import write_page
 from benchmarks.exchange.plan import Cell, choose_repetitions, predicted_s
 from firecaffe.exchange import EXCHANGES
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.runs.environment import commit, cpu_name
 
 RESULTS = Path("benchmarks/results")

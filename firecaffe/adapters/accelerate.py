@@ -24,7 +24,7 @@ from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.groups import rank_and_size
 from firecaffe.cluster.process_settings import keep_freed_memory
 from firecaffe.errors import RecipeError
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.script.ddp import ddp_hook
 from firecaffe.script.script_arguments import check_model, check_not_wrapped, check_words

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from firecaffe.cluster.from_script import check_known
 from firecaffe.cluster.handover import report_uncaught
 from firecaffe.errors import RecipeError
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.script.ddp import SIGNATURE, parallelize
 from firecaffe.script.script_arguments import check_words

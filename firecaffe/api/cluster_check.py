@@ -37,7 +37,7 @@ from firecaffe.measure.step_times import (
     time_steps,
     time_steps_beside_exchange,
 )
-from firecaffe.planner.codec_cost import MEASURED
+from firecaffe.planner.price import MEASURED
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.sections import Recipe
 from firecaffe.recipe.worker_numbers import check_hosts, layout_of

@@ -22,8 +22,8 @@ from firecaffe.cluster.process_settings import compute_threads
 from firecaffe.cluster.world import TIMEOUT_S, World, is_launched, join
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import EXCHANGES, NATIVE, find_schedule, parse_hierarchical
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT, Choice, choose
-from firecaffe.exchange.route import find_route
+from firecaffe.exchange.route import Choice, choose, find_route
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.measure.exchange_times import (
     conditions_since,

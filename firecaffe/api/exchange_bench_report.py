@@ -10,7 +10,8 @@ from rich.table import Table
 
 from firecaffe.api.answer import Answer
 from firecaffe.exchange import NATIVE
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT, Choice
+from firecaffe.exchange.route import Choice
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.measure.exchange_times import WARM_UP, Timing
 from firecaffe.measure.known_sum import is_small
 from firecaffe.transport.auto_exchange import SHARED_MEMORY

@@ -13,7 +13,6 @@ from firecaffe.api.argument_checks import check_count
 from firecaffe.cluster.from_script import from_script
 from firecaffe.errors import RecipeError
 from firecaffe.exchange import fold, parse_hierarchical
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.collectives import find_collective
 from firecaffe.exchange.draw import draw as draw_rounds
 from firecaffe.exchange.leaves import equal_shares
@@ -24,6 +23,7 @@ from firecaffe.exchange.schedule import (
     ALL_TO_ALL,
     AVERAGE,
     BROADCAST,
+    BYTES_PER_ELEMENT,
     VECTOR,
     Schedule,
     Transfer,

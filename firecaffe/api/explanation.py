@@ -121,9 +121,9 @@ def advice(folder: Path, seconds: Sequence[float], trust_code: bool) -> list[str
 
 
 def _other_modes(folder: Path, seconds: Sequence[float], trust_code: bool) -> str:
-    from firecaffe.planner.codec_cost import PRICED
     from firecaffe.planner.forecast import forecast
     from firecaffe.planner.modes import alternatives
+    from firecaffe.planner.price import PRICED
     from firecaffe.planner.recipe_workload import workload_of
     from firecaffe.planner.step_cost import recipe_exchange
     from firecaffe.recipe.checked_recipe import recipe_of

@@ -47,11 +47,10 @@ from firecaffe.cluster.from_script import from_script
 from firecaffe.compression.transfer import LINKS, SLOWEST, FileTransfer, transfer_of
 from firecaffe.errors import RecipeError
 from firecaffe.planner.advice import paragraph
-from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.cluster import Cluster, check_precision
 from firecaffe.planner.forecast import Forecast, fastest, forecasts
-from firecaffe.planner.precision import check_precision, in_precision, precision_text
 from firecaffe.planner.update_price import UPDATES
-from firecaffe.planner.workload import Workload
+from firecaffe.planner.workload import Workload, in_precision, precision_text
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import option
 from firecaffe.synchrony.config import EVERY_STEP

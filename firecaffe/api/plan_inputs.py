@@ -21,9 +21,9 @@ from firecaffe.exchange import NATIVE, find_schedule
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.models import ModelConfig
 from firecaffe.planner.cluster import Cluster, Device, load_cluster
-from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.memory import most_micro_batch, usual_micro_batch
 from firecaffe.planner.offers import MAX_PER_NODE, USUAL_GBIT_PER_S, offers, rates_of
+from firecaffe.planner.price import PRICED
 from firecaffe.planner.recipe_layout import RecipeLayout
 from firecaffe.planner.recipe_workload import workload_of, workload_of_model
 from firecaffe.planner.workload import Workload

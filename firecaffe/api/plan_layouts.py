@@ -15,8 +15,8 @@ from firecaffe.api.argument_checks import commas, filled
 from firecaffe.errors import RecipeError
 from firecaffe.models import ModelConfig
 from firecaffe.models.network import with_outline
+from firecaffe.parallel.cut import ROWS
 from firecaffe.parallel.find_paths import PATHS
-from firecaffe.parallel.slide import ROWS
 from firecaffe.planner.chain import Unit, chain_of
 from firecaffe.planner.cluster import Cluster
 from firecaffe.planner.forecast import Forecast

@@ -14,11 +14,10 @@ from firecaffe.api.answer import numbers_table
 from firecaffe.api.plan_tables import assumptions, hours_text
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.advice import ACCURACY_CAVEAT, Gain, folded, gain_of
-from firecaffe.planner.cluster import Cluster
+from firecaffe.planner.cluster import PRECISIONS, Cluster
 from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.forecast import Forecast, fastest, forecasts, most_useful
-from firecaffe.planner.precision import PRECISIONS, in_precision, precision_text
-from firecaffe.planner.workload import Workload
+from firecaffe.planner.workload import Workload, in_precision, precision_text
 from firecaffe.value_checks import count_of, digits_of
 
 MIN_GAIN = 0.05

@@ -22,12 +22,11 @@ from firecaffe.errors import RecipeError
 from firecaffe.files import write_atomically
 from firecaffe.models.kernel import MATRIX, Kernel
 from firecaffe.planner.advice import paragraph
-from firecaffe.planner.cluster import Cluster, Device
+from firecaffe.planner.cluster import PRECISIONS, Cluster, Device
 from firecaffe.planner.compute_time import DeviceRates, kernels_s
 from firecaffe.planner.forecast import Forecast, forecast
 from firecaffe.planner.memory import most_micro_batch
-from firecaffe.planner.precision import PRECISIONS, in_precision
-from firecaffe.planner.workload import Workload
+from firecaffe.planner.workload import Workload, in_precision
 
 BATCH_FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2)
 SIDES = tuple(2**k for k in range(3, 14))

@@ -16,10 +16,9 @@ from firecaffe.api.argument_checks import check_number, wrong
 from firecaffe.errors import RecipeError
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster, crowding
-from firecaffe.planner.compute_time import doubts_of
+from firecaffe.planner.compute_time import contradictions, doubts_of
 from firecaffe.planner.epochs_law import BatchPoint, EpochsLaw
 from firecaffe.planner.forecast import Forecast, by_workers, fastest, is_own
-from firecaffe.planner.judged_rates import contradictions
 from firecaffe.planner.memory import remedy
 from firecaffe.planner.modes import PlannedMode, hidden_s, modes_of, slowed_s
 from firecaffe.planner.workload import Workload
@@ -157,7 +156,7 @@ def assumptions(
             f"from {min(crowded)} workers on, those of a node share its {cluster.cores_per_node} "
             "cores, and compute the slower"
         )
-    said += doubts_of(work, cluster.device) + contradictions(work, cluster)
+    said += doubts_of(work, cluster.device) + contradictions(work, cluster.device)
     return said if modes is None else said + modes.notes
 
 

@@ -3,8 +3,7 @@
 from firecaffe.api.argument_checks import DEFAULT_CLUSTER
 from firecaffe.cli.arguments import Parser, show
 from firecaffe.errors import RecipeError
-from firecaffe.planner.cluster import shipped
-from firecaffe.planner.precision import PRECISIONS
+from firecaffe.planner.cluster import PRECISIONS, shipped
 
 USAGE = (
     "RECIPE.toml | --model NAME | --compare A.toml B.toml | --runs RATES.toml "

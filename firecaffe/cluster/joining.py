@@ -11,23 +11,32 @@ call each other at the start (`cluster.links`), and gets a store that only it an
 
 import json
 import socket
+import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from firecaffe.cluster.addresses import listen, split_place
 from firecaffe.cluster.groups import ATTEMPTS
 from firecaffe.cluster.links import Listener, call
-from firecaffe.cluster.secret import SECRET, SignatureError, SignedStore, accept, signed
-from firecaffe.errors import LaunchError, RecipeError
+from firecaffe.cluster.secret import SECRET, SignatureError, SignedStore, accept, own_secret, signed
+from firecaffe.cluster.world import World, launcher_place, launcher_store, run_pulse
+from firecaffe.errors import FirecaffeError, LaunchError, RecipeError
+
+T = TypeVar("T")
 
 ANSWER_S = 10.0
 
 COME_S = 10.0
 """Seconds in which a joining worker must call rank 0, and connect each lane to it."""
+
+POLL_S = 0.2
+"""Seconds between two looks for a worker that asks to join."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,88 @@ class JoinServer:
 
     def close(self) -> None:
         self._store.set(door_key(self._attempt), "")
+
+
+class JoinListener(Generic[T]):
+    """Admits workers on rank 0, in a thread of its own."""
+
+    def __init__(
+        self,
+        world: World,
+        silent_s: float,
+        connect: Callable[[int, Store], T],
+        take: Callable[[T], object],
+        say: Callable[[str], None],
+    ) -> None:
+        """Give `take` what `connect` makes of a new rank and the store of it and rank 0 only.
+
+        Both run in the listener's thread. silent_s: the time of silence after which a watch gives
+        up. If `connect` raises a FirecaffeError, the worker is not admitted.
+        """
+        self._world, self._silent_s, self._say = world, silent_s, say
+        self._connect, self._take = connect, take
+        self._is_over = threading.Event()
+        self._resources = ExitStack()
+        self._thread: threading.Thread | None = None
+
+    def open(self, facts: dict[str, Any]) -> None:
+        """Admit workers from now on, if there is a store where they can ask."""
+        place, world = launcher_place(), self._world
+        if place is None or world.world_size == 1:
+            return
+        one_host = world.local_world_size == world.world_size
+        server = JoinServer(launcher_store(), world.attempt, one_host=one_host)
+        server.open(facts)
+        self._say(_invitation(f"firecaffe train RECIPE --join {place}"))
+        self._thread = threading.Thread(
+            target=self._look, args=(server,), name="join server", daemon=True
+        )
+        self._thread.start()
+
+    def close(self, patience_s: float) -> None:
+        """Admit no more workers. Wait for one that is being admitted."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(patience_s)
+        self._resources.close()
+
+    def _look(self, server: JoinServer) -> None:
+        try:
+            while not self._is_over.wait(POLL_S):
+                self._next(server)
+            server.close()
+        except RuntimeError as error:  # the store is gone, with the launcher
+            self._say(f"no more workers can join: {str(error).splitlines()[0]}")
+
+    def _next(self, server: JoinServer) -> None:
+        try:
+            while not self._is_over.is_set() and (comer := server.next()) is not None:
+                self._admit(server, comer)
+        except LaunchError as error:  # the next look continues with the next worker
+            self._say(str(error))
+
+    def _admit(self, server: JoinServer, comer: JoinRequest) -> None:
+        watch = self._world.watch
+        rank = len(watch.hosts)
+        try:
+            to_it = server.admit(comer, rank, list(watch.hosts))
+            watch.add_rank(comer.host, to_it)
+            self._resources.enter_context(run_pulse([to_it], self._silent_s))
+            connected = self._connect(rank, server.store_of(comer))
+        except (FirecaffeError, OSError) as error:
+            self._say(f"a worker on {comer.host} asked to join and failed: {error}")
+            return
+        self._say(f"rank {rank} on {comer.host} has joined")
+        if doubt := comer.facts.get("doubt"):
+            self._say(f"warning: rank {rank} {doubt}")
+        self._take(connected)
+
+
+def _invitation(command: str) -> str:
+    if own_secret() is None:
+        return f"more workers can join: {command}"
+    # A secret that the launcher has made itself is in no file.
+    return f"{command} --secret-file FILE joins this run, if it was started with that file"
 
 
 @dataclass(frozen=True)

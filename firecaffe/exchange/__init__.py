@@ -51,6 +51,9 @@ NATIVE = "native"
 
 EXCHANGES = (*ALGORITHMS, NATIVE)
 
+AUTO = "auto"
+"""The setting by which a training measures a link and takes the fastest exchange on it."""
+
 
 def parse_hierarchical(name: str) -> tuple[str, str] | None:
     """Return (inner, outer) of a name such as `hierarchical(tree,ring)`; None of any other."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TypeAlias
 
-from firecaffe.exchange.pieces import SEGMENT_ELEMENTS, num_segments, overlay
+from firecaffe.exchange.pipelined_tree import SEGMENT_ELEMENTS, num_segments, overlay
 from firecaffe.exchange.schedule import OwnRound, Schedule, Transfer, shards
 
 Levels: TypeAlias = list[list[tuple[int, int]]]

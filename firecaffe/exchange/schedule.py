@@ -23,6 +23,9 @@ from typing import Any, NamedTuple
 
 from firecaffe.exchange.leaves import Node
 
+BYTES_PER_ELEMENT = 4
+"""Vectors are float32."""
+
 VECTOR = -1
 """The number in `Transfer.reads` that stands for the source's vector, not an input."""
 
@@ -260,3 +263,34 @@ def equal_cuts(num_elements: int, parts: int, grain: int = 1) -> list[int]:
     """Return the ends of `parts` slices, from 0, in whole grains; the last may be shorter."""
     grains = -(-num_elements // grain)
     return [min(grains * i // parts * grain, num_elements) for i in range(parts + 1)]
+
+
+PIECES = 4
+"""Most pieces of a vector; twice as many if each would exceed LONGEST_PIECE_BYTES."""
+
+LONGEST_PIECE_BYTES = 4_000_000
+"""The longest piece: longer messages of two pieces may meet in a switch's queue."""
+
+SHORTEST_MESSAGE_BYTES = 512_000
+"""Least mean bytes of a piece's messages; each takes Python some 140 us (LOG.md)."""
+
+SHORTEST_WHOLE_BYTES = 128_000
+"""Least bytes if each message is a whole piece, or sums are not in tree order."""
+
+
+def pieces(schedule: Schedule, itemsize: int) -> list[tuple[int, int]]:
+    """Cut a schedule's vector into pieces, (start, stop) each, which go through it in parallel.
+
+    While one piece is being added, or waits for a slow peer, the others keep the link busy. If a
+    schedule already cuts its vector into short messages, it is not cut again. itemsize: bytes per
+    element.
+    """
+    mean_bytes = schedule.sent_elements * itemsize // max(1, schedule.num_messages)
+    whole_bytes = schedule.num_elements * itemsize
+    most = 2 * PIECES if whole_bytes > PIECES * LONGEST_PIECE_BYTES else PIECES
+    is_kept = mean_bytes == whole_bytes or not schedule.in_tree_order
+    # In a tree, pieces also fill the links of later rounds. If sums are not in tree order, the cuts
+    # decide their bits, so the cuts stay those of earlier runs.
+    shortest = SHORTEST_WHOLE_BYTES if is_kept else SHORTEST_MESSAGE_BYTES
+    count = max(1, min(most, mean_bytes // shortest))
+    return shards(schedule.num_elements, count)

@@ -1,23 +1,26 @@
 """The ways to sum one bucket over all workers, and the gather of updated weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from firecaffe.cluster.group import Group
-from firecaffe.cluster.world import peers_may_be_lost
+from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.exchange import sharded_parameter_server
 from firecaffe.exchange.collectives import half
 from firecaffe.exchange.fold import inputs_of
 from firecaffe.exchange.leaves import Node, Shares, num_nodes
 from firecaffe.exchange.schedule import ALL_GATHER
 from firecaffe.gradients.buckets import Bucket
-from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.compressors.codec import Compressor
 from firecaffe.gradients.shards import Shards
+from firecaffe.transport.collect import HeldPart
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.fold_nodes import NodeSum, NodeWire
 from firecaffe.transport.run_schedule import Begun, Collectives
@@ -38,7 +41,7 @@ class Combine:
     """This worker's nodes that `begin` sends, one after the other."""
     num_early = 0
     """The number of calls of `begin` for each bucket before its `__call__`."""
-    memory: CodecMemory | None = None
+    memory: "CodecMemory | None" = None
     """The memory of what earlier steps have not sent, if gradients are encoded."""
 
     def set_shares(self, shares: Shares) -> None:
@@ -96,6 +99,68 @@ class Fold(Combine):
             self._sum.to_owners(dict(nodes), bucket.flat, cuts, begun)
         else:
             bucket.flat.copy_(self._sum.finish(dict(nodes), begun))
+
+
+class CodecMemory:
+    """A compressor's memory as a piece of the training's state, by NODE.PARAMETER.
+
+    What is equal on all ranks is saved once.
+    """
+
+    held_by_all = False
+    is_result = False
+
+    def __init__(self, compressor: Compressor, own_nodes: Collection[int]) -> None:
+        self._compressor, self._own_nodes = compressor, own_nodes
+
+    def parts(self) -> dict[str, HeldPart]:
+        return {name: HeldPart(tensor) for name, tensor in self._compressor.state().items()}
+
+    def load(self, stored: Mapping[str, Tensor]) -> None:
+        self._compressor.load_state(stored, self._own_nodes)
+
+    def move(self, group: Group, before: Sequence[range], after: Sequence[range]) -> None:
+        """Send memory to the new owners of nodes. All ranks call it. Raises PeerLostError."""
+        state = self._compressor.state()
+        self._own_nodes = after[group.rank]
+        here = {name: tensor for name, tensor in state.items() if self._is_here(name)}
+        for source, target in product(range(len(before)), range(len(after))):
+            nodes = set(before[source]).intersection(after[target])
+            if source == target or not nodes or group.rank not in (source, target):
+                continue
+            if group.rank == source:
+                sent = {
+                    name: tensor.cpu().clone() for name, tensor in state.items() if _of(name, nodes)
+                }
+                _send(group, target, save(sent))
+            else:
+                here |= load(_receive(group, source))
+        self._compressor.load_state(here, self._own_nodes)
+
+    def _is_here(self, name: str) -> bool:
+        return not name.partition(".")[0].isdecimal() or _of(name, self._own_nodes)
+
+
+def _of(name: str, nodes: Collection[int]) -> bool:
+    node = name.partition(".")[0]
+    return node.isdecimal() and int(node) in nodes
+
+
+def _send(group: Group, target: int, data: bytes) -> None:
+    """Send without checking the watch: Gloo closes a pair whose message is late."""
+    with waiting(group), peers_may_be_lost(group):
+        dist.send(torch.tensor([len(data)]), group=group.group, group_dst=target)
+        whole = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        dist.send(whole, group=group.group, group_dst=target)
+
+
+def _receive(group: Group, source: int) -> bytes:
+    length = torch.zeros(1, dtype=torch.int64)
+    with waiting(group), peers_may_be_lost(group):
+        dist.recv(length, group=group.group, group_src=source)
+        received = torch.empty(int(length), dtype=torch.uint8)
+        dist.recv(received, group=group.group, group_src=source)
+    return received.numpy().tobytes()
 
 
 class CompressedSum(Combine):

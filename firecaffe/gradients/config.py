@@ -5,8 +5,7 @@ from math import inf
 from typing import Literal
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import EXCHANGES, find_schedule, parse_hierarchical, unknown_exchange
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO, EXCHANGES, find_schedule, parse_hierarchical, unknown_exchange
 from firecaffe.value_checks import check_choice, check_limits
 
 NO_COMPRESSOR = "none"

@@ -28,6 +28,7 @@ from firecaffe.exchange.leaves import Node, Shares, TreeSum, equal_shares
 from firecaffe.exchange.route import CODEC, FOLD, HOOK
 from firecaffe.gradients.bucket_sums import (
     AllReduce,
+    CodecMemory,
     Combine,
     CompressedSum,
     Fold,
@@ -46,7 +47,6 @@ from firecaffe.gradients.buckets import (
     views_like,
     with_early_tails,
 )
-from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.shards import Shards, all_of

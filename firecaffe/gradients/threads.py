@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from firecaffe.cluster.calls import Worker, raise_failure, wait_for
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import waiting
 from firecaffe.transport.queue import Mark, Queue
-from firecaffe.transport.worker import Worker, raise_failure, wait_for
 
 Span = tuple[Mark, Mark]
 
@@ -50,7 +50,7 @@ class ExchangeThreads:
     def finish(self) -> tuple[Span, ...]:
         """Wait until all is done, or queued before what comes next. Raises PeerLostError."""
         with waiting(self._world):
-            wait_for(self._world, [*self._early, *self._futures], self._lanes)
+            wait_for([*self._early, *self._futures], self._lanes, self._world.watch.check)
         spans = tuple(future.result() for future in self._futures)
         self._futures, self._early = [], []
         for _, end in spans:

@@ -9,15 +9,14 @@ from statistics import median
 from typing import Any
 
 from firecaffe.exchange import MAX_LANES, NATIVE
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import find_route
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.measure.ranks_and_links import PairLink, RankFacts
 from firecaffe.measure.step_times import StepTimes
 from firecaffe.planner.calibrate import fit, jitter_of, relative_spread
 from firecaffe.planner.cluster import Cluster, Device, Link, Storage
-from firecaffe.planner.codec_cost import MEASURED, coded_s, fixed_share
 from firecaffe.planner.compute_time import copies_s, micro_batch
-from firecaffe.planner.price import Prices, ranks_per_node
+from firecaffe.planner.price import MEASURED, Prices, coded_s, fixed_share, ranks_per_node
 from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.planner.simulate import Network
 from firecaffe.recipe.checked_recipe import CheckedRecipe

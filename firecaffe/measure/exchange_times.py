@@ -22,8 +22,8 @@ from firecaffe.cluster.group import Traffic
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import NATIVE
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import Route
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW, BucketLayout
 from firecaffe.gradients.compressors.top_k import num_sent

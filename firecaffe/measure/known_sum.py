@@ -11,10 +11,9 @@ from firecaffe.cluster.agree import digest, gather_text, ranks_that_differ
 from firecaffe.cluster.world import World
 from firecaffe.errors import NotIdenticalError
 from firecaffe.exchange import tree
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.proof import outcome
 from firecaffe.exchange.route import Route
-from firecaffe.exchange.schedule import AVERAGE, Schedule
+from firecaffe.exchange.schedule import AVERAGE, BYTES_PER_ELEMENT, Schedule
 from firecaffe.transport.exchange import Exchange
 
 

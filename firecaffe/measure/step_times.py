@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from firecaffe.cluster.calls import Worker
 from firecaffe.cluster.world import World
 from firecaffe.data import Batches, Dataset, SampleOrder, TensorDataset, open_data
 from firecaffe.data.dataset import tree_text
@@ -42,7 +43,6 @@ from firecaffe.training.outcome import StepResult
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.link import finish
 from firecaffe.transport.local_ranks import LocalRanks
-from firecaffe.transport.worker import Worker
 
 MAX_MICRO_BATCHES = 4
 """The most micro-batches of a timed step: enough that the step's fixed time is a small share."""

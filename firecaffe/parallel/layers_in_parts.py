@@ -21,11 +21,10 @@ from torch import Tensor, nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.parallel import flow
-from firecaffe.parallel.cut import Cut, cut
+from firecaffe.parallel.cut import Cut, Slide, check_num_rows, cut, padding_of
 from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.own_samples import OwnSamples
 from firecaffe.parallel.rows import input_rows_of
-from firecaffe.parallel.slide import Slide, check_num_rows, padding_of
 from firecaffe.parallel.tensor import TensorInParts, copies_of, parts_of
 
 Piece = tuple[int, range]

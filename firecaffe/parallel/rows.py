@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from firecaffe.exchange.schedule import ALL_TO_ALL, Schedule, Transfer, from_rounds
-from firecaffe.parallel.cut import Cut, cut
+from firecaffe.parallel.cut import Cut, Slide, cut, pair, pool_slide, windows_of
 from firecaffe.parallel.flow import PartGroup, with_conjugate
-from firecaffe.parallel.slide import Slide, pair, pool_slide, windows_of
 
 if TYPE_CHECKING:
     from firecaffe.parallel.tensor import TensorInParts

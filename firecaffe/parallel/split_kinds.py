@@ -17,7 +17,7 @@ from firecaffe.cluster.agree import gather_text
 from firecaffe.errors import RecipeError
 from firecaffe.meta_kernels import on_meta
 from firecaffe.parallel import flow
-from firecaffe.parallel.cut import Cut, cut, scaled
+from firecaffe.parallel.cut import ROWS, Cut, cut, scaled
 from firecaffe.parallel.find_paths import PATHS, NoPathsError, Paths, find_paths, share_paths
 from firecaffe.parallel.flow import PartGroup
 from firecaffe.parallel.layers_in_parts import (
@@ -31,7 +31,6 @@ from firecaffe.parallel.layers_in_parts import (
     check_padding,
     over_rows,
 )
-from firecaffe.parallel.slide import ROWS
 from firecaffe.parallel.tensor import whole
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from firecaffe.cluster.calls import Worker, raise_failure, wait_for
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.world import peers_may_be_lost, waiting
 from firecaffe.errors import RecipeError
@@ -39,7 +40,6 @@ from firecaffe.parallel.stage_values import (
 )
 from firecaffe.parallel.stages import ORDERS, Stage
 from firecaffe.transport.lane import Line
-from firecaffe.transport.worker import Worker, raise_failure, wait_for
 
 
 class Sender:
@@ -59,7 +59,7 @@ class Sender:
     def wait(self, sent: Future[None]) -> None:
         """Wait until a value has arrived. Raises: PeerLostError, or what the thread has raised."""
         with waiting(self._group):
-            wait_for(self._group, [sent], [self._worker])
+            wait_for([sent], [self._worker], self._group.watch.check)
 
     def close(self, wait: bool) -> None:
         self._worker.close(wait)
@@ -91,7 +91,7 @@ class Receiver:
         """Return the oldest value, and its tensors that need gradients. Raises: PeerLostError."""
         future = self._asked.popleft()
         with waiting(self._group):
-            wait_for(self._group, [future], [self._worker])
+            wait_for([future], [self._worker], self._group.watch.check)
         packed = future.result()
         return unpack(packed.outline, packed.runs, self._group.device)
 

@@ -12,7 +12,6 @@ from firecaffe.errors import RecipeError
 from firecaffe.exchange.route import FOLD
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
-from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.forecast import (
     MIN_GOODPUT,
     Forecast,
@@ -24,6 +23,7 @@ from firecaffe.planner.forecast import (
     most_useful,
 )
 from firecaffe.planner.memory import remedy
+from firecaffe.planner.price import PRICED
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, StepCost, route_of
 from firecaffe.planner.update_price import ALL, update_of

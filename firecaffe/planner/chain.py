@@ -16,17 +16,17 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from firecaffe.caffe.local_response_norm import LocalResponseNorm
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.models import ModelConfig
-from firecaffe.parallel.cut import cut
-from firecaffe.parallel.find_paths import PATHS, path_sizes
-from firecaffe.parallel.slide import (
+from firecaffe.parallel.cut import (
     Slide,
     check_num_rows,
     crossing_between,
+    cut,
     part_windows,
     pool_slide,
 )
+from firecaffe.parallel.find_paths import PATHS, path_sizes
 from firecaffe.parallel.volumes import by_both
 from firecaffe.planner.layer_traffic import Layer, PathModule, layers_on, paths_on, rows_of
 from firecaffe.planner.workload import LayerWork, Workload, on_outline

@@ -7,6 +7,7 @@ figure may be off, as a share of the figure: in a measured file the measured err
 file the usual difference between a data sheet and a training.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -14,12 +15,22 @@ from typing import Annotated, Any, Self
 from msgspec import Meta
 
 from firecaffe.errors import RecipeError
-from firecaffe.planner.library_rates import PLAIN, libraries
+from firecaffe.planner.library_rates import FLOAT32, PLAIN, TF32, libraries
+from firecaffe.resume_advice import option
 from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
+from firecaffe.user_code import shown
 
 FOLDER = Path(__file__).parent / "clusters"
 
 MAX_BYTES = 1_000_000
+
+PRECISIONS = {"fp32": FLOAT32, "tf32": TF32, "fp16": "float16", "bf16": "bfloat16"}
+"""The dtype in which a step multiplies matrices, by word of `plan --precision`."""
+
+STANDS_FOR = {"float16": "bfloat16"}
+"""The dtype whose peak is used if a file has no peak of this one. Devices with bfloat16 have
+float16 at the same rate; those before Ampere have only float16, which cannot replace bfloat16.
+"""
 
 Rate = Annotated[float, Meta(ge=1e-12, le=1e30)]
 Number = Annotated[int, Meta(ge=0, le=10**9)]
@@ -221,6 +232,24 @@ def _check(cluster: Cluster) -> None:
                 "and larger"
             )
         inner = link.group
+
+
+def check_precision(word: str, clusters: Sequence[Cluster], named: str = "") -> None:
+    """Raise RecipeError for an unknown word, or a cluster whose device has no such arithmetic.
+
+    named: the name of the setting in messages; without it the option.
+    """
+    named = named or option("precision")
+    if word not in ("", *PRECISIONS):
+        raise RecipeError(f"{named} is {shown(word)}; it must be one of {', '.join(PRECISIONS)}")
+    dtype = PRECISIONS.get(word, FLOAT32)
+    for cluster in clusters:
+        peaks = cluster.device.peak_flops
+        if dtype not in peaks and STANDS_FOR.get(dtype) not in peaks:
+            raise RecipeError(
+                f"{named} is {word}, but {cluster.device.name} has no {dtype} "
+                f"(device.peak_flops); there are {', '.join(peaks)}"
+            )
 
 
 def slower(cluster: Cluster, compute: float, link: float) -> Cluster:

@@ -17,12 +17,12 @@ from math import log
 import numpy as np
 
 from firecaffe.data.dataset import tree_text
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.models.kernel import CONVOLUTIONS, DEPTHWISE, ELEMENTWISE, MULTIPLIES, NORM, Kernel
-from firecaffe.planner.cluster import Device, MeasuredStep
-from firecaffe.planner.library_rates import HALF, Rates, rates_of
-from firecaffe.planner.precision import STANDS_FOR
+from firecaffe.planner.cluster import STANDS_FOR, Device, MeasuredStep
+from firecaffe.planner.library_rates import HALF, Rates, rates_of, tables
 from firecaffe.planner.workload import LayerWork, Workload
+from firecaffe.value_checks import digits_of
 
 BACKWARD_CALLS = 2
 """Calls in backward of a layer with weights: the gradients of its inputs and of its weights."""
@@ -184,6 +184,30 @@ def doubts_of(workload: Workload, device: Device) -> list[str]:
         said.append(f"{device.name} has no rate of {workload.precision}; that of float32 is taken")
     if workload.channels_last and is_measured(workload, device):
         said.append("measured steps do not name their memory format; they are taken as they are")
+    return said
+
+
+def contradictions(work: Workload, device: Device) -> list[str]:
+    """Return a line for each published rate of one device that is outside the forecast's band."""
+    said, error = [], error_of(work, device)
+    alike = {
+        "device": device.name,
+        "model": work.model,
+        "precision": work.precision,
+        "channels_last": work.channels_last,
+    }
+    for rate in tables().get("known", ()):
+        if not alike.items() <= rate.items():
+            continue
+        batch, images_per_s = rate["batch"], rate["images_per_s"]
+        step_s = micro_batch(work, device, batch).compute_s + update_s(work, device)
+        published_s = batch / images_per_s
+        if not (1 - error) * step_s <= published_s <= (1 + error) * step_s:
+            said.append(
+                f"{rate['source']} has {digits_of(images_per_s, 4)} images/s of {work.model} on "
+                f"one {device.name} with a batch of {batch}; the forecast is "
+                f"{digits_of(batch / step_s, 4)}, within {error:.0%}"
+            )
     return said
 
 

@@ -13,15 +13,14 @@ from math import ceil, exp, expm1, inf, sqrt
 from typing import Any
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import EXCHANGES
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO, EXCHANGES
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster, on_cores
-from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import error_of
 from firecaffe.planner.epochs_law import Epochs
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device
+from firecaffe.planner.price import PRICED
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, Step, StepCost, recipe_exchange, route_of
 from firecaffe.planner.update_price import update_of

@@ -5,12 +5,9 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from firecaffe.planner.cluster import Cluster
-from firecaffe.planner.compute_time import error_of, micro_batch, update_s
 from firecaffe.planner.forecast import Forecast, forecast
 from firecaffe.planner.learn_rates import Posterior, RatedTraining, RateRow
-from firecaffe.planner.library_rates import tables
-from firecaffe.planner.workload import Workload
-from firecaffe.value_checks import count_of, digits_of
+from firecaffe.value_checks import count_of
 
 
 @dataclass(frozen=True)
@@ -87,28 +84,3 @@ def judgement_lines(learned: Posterior) -> list[str]:
         f"of {count_of(len(judged), 'such row', 'such rows')} the median error is "
         f"{median(sizes):.1%}, the ninth decile {tenths[-1]:.1%}; {in_band} lie in the band",
     ]
-
-
-def contradictions(work: Workload, cluster: Cluster) -> list[str]:
-    """Return a line for each published rate of one device that is outside the forecast's band."""
-    device, said = cluster.device, []
-    error = error_of(work, device)
-    alike = {
-        "device": device.name,
-        "model": work.model,
-        "precision": work.precision,
-        "channels_last": work.channels_last,
-    }
-    for rate in tables().get("known", ()):
-        if not alike.items() <= rate.items():
-            continue
-        batch, images_per_s = rate["batch"], rate["images_per_s"]
-        step_s = micro_batch(work, device, batch).compute_s + update_s(work, device)
-        published_s = batch / images_per_s
-        if not (1 - error) * step_s <= published_s <= (1 + error) * step_s:
-            said.append(
-                f"{rate['source']} has {digits_of(images_per_s, 4)} images/s of {work.model} on "
-                f"one {device.name} with a batch of {batch}; the forecast is "
-                f"{digits_of(batch / step_s, 4)}, within {error:.0%}"
-            )
-    return said

@@ -17,11 +17,11 @@ from torch.utils._pytree import tree_leaves
 
 from firecaffe.data.dataset import Layout
 from firecaffe.errors import RecipeError
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models import ModelConfig
+from firecaffe.parallel.cut import Slide, crossing_rows, slide_of
 from firecaffe.parallel.find_paths import NoPathsError, Paths, find_paths, share_paths
-from firecaffe.parallel.slide import Slide, crossing_rows, slide_of
 from firecaffe.parallel.volumes import (
     Sizes,
     by_both,

@@ -14,8 +14,8 @@ from typing import Any
 
 from firecaffe.errors import RecipeError
 from firecaffe.parallel.config import ParallelConfig
+from firecaffe.parallel.cut import ROWS
 from firecaffe.parallel.find_paths import PATHS
-from firecaffe.parallel.slide import ROWS
 from firecaffe.planner.chain import Unit
 from firecaffe.recipe.worker_numbers import layout_of
 

@@ -50,16 +50,16 @@ from firecaffe.planner.cluster import (
     Number,
     Rate,
     Some,
+    check_precision,
     load_cluster,
     shipped,
 )
 from firecaffe.planner.compute_time import micro_batch, update_s
 from firecaffe.planner.offers import USUAL, Z_80, Usual
-from firecaffe.planner.precision import check_precision, in_precision
 from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import Scales, StepCost
-from firecaffe.planner.workload import LayerWork, Workload, images_of
+from firecaffe.planner.workload import LayerWork, Workload, images_of, in_precision
 from firecaffe.schema import Amount, check_known, checked, parse_toml, read_file
 
 MAX_BYTES = 1_000_000

@@ -19,9 +19,9 @@ from firecaffe.exchange.leaves import Shares, equal_shares, num_nodes
 from firecaffe.gradients.compressors import FIXED_LENGTH
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster, on_cores
-from firecaffe.planner.codec_cost import encoding_s, sent_share
 from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import Forecast, errors_of
+from firecaffe.planner.price import encoding_s, sent_share
 from firecaffe.planner.server_costs import QUEUED_BYTES, PlannedKeeper, ServedClock, planned_keeper
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import StepCost

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.exchange import double_tree, parse_hierarchical
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
-from firecaffe.exchange.pieces import SEGMENT_ELEMENTS, num_segments
+from firecaffe.exchange.pipelined_tree import SEGMENT_ELEMENTS, num_segments
 from firecaffe.exchange.power_of_two import active_ranks, largest_power_of_two
-from firecaffe.exchange.schedule import Schedule
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT, Schedule
 from firecaffe.planner.simulate import Network
 
 Ranks = NDArray[np.int64]

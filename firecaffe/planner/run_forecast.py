@@ -21,10 +21,10 @@ from firecaffe.files import write_json
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.calibrate import MIN_ERROR, jitter_of, relative_spread
 from firecaffe.planner.cluster import Cluster, MeasuredStep, crowding, slower
-from firecaffe.planner.codec_cost import PRICED
 from firecaffe.planner.compute_time import is_measured
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.modes import forecast_mode, gradients_per_update
+from firecaffe.planner.price import PRICED
 from firecaffe.planner.recipe_layout import RecipeLayout, forecast_parallel
 from firecaffe.planner.recipe_workload import NO_DATA_TIME, cluster_for, workload_of
 from firecaffe.planner.step_cost import slowest_over_mean

@@ -28,9 +28,7 @@ from itertools import count, pairwise
 from math import ceil, log2
 from typing import Any, TypeVar
 
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
-from firecaffe.exchange.pieces import pieces
-from firecaffe.exchange.schedule import Round, Schedule
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT, Round, Schedule, pieces
 from firecaffe.planner.cluster import Link
 
 Port = tuple[int, str, int, int]

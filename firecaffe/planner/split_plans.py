@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firecaffe.exchange import ALGORITHMS
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import FOLD
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.config import ParallelConfig
 from firecaffe.parallel.volumes import sum_numbers

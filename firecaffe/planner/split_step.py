@@ -11,7 +11,7 @@ from functools import cache, cached_property, partial
 from itertools import groupby, pairwise
 from math import ceil, sqrt
 
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.buckets import cut
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.boundary_cost import Communication, Exchanges, boundary

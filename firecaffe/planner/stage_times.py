@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.parallel.stages import Action
 from firecaffe.parallel.volumes import sum_numbers
 from firecaffe.planner.chain import Unit

@@ -15,14 +15,14 @@ from itertools import accumulate
 from math import ceil, inf, sqrt
 from statistics import NormalDist
 
-from firecaffe.exchange.choose import AUTO, BYTES_PER_ELEMENT, choose
-from firecaffe.exchange.route import SCHEDULE, Route, find_route
+from firecaffe.exchange import AUTO
+from firecaffe.exchange.route import SCHEDULE, Route, choose, find_route
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster
-from firecaffe.planner.codec_cost import coded_gradients_s
 from firecaffe.planner.compute_time import MicroBatch, data_s, micro_batch, update_s
-from firecaffe.planner.price import Prices, ranks_per_node
+from firecaffe.planner.price import Prices, coded_gradients_s, ranks_per_node
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.update_price import ALL, update_of
 from firecaffe.planner.workload import Workload

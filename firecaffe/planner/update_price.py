@@ -6,9 +6,8 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from math import prod
 
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
 from firecaffe.exchange.route import FOLD
-from firecaffe.exchange.schedule import ALL_GATHER, REDUCE_SCATTER
+from firecaffe.exchange.schedule import ALL_GATHER, BYTES_PER_ELEMENT, REDUCE_SCATTER
 from firecaffe.gradients.buckets import cut
 from firecaffe.gradients.shards import cut_buckets, held_elements, spans_of
 from firecaffe.planner.price import Prices

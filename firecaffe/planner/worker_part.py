@@ -7,9 +7,8 @@ from math import ceil
 
 import numpy as np
 
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
-from firecaffe.parallel.cut import balanced
-from firecaffe.parallel.slide import ROWS
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
+from firecaffe.parallel.cut import ROWS, balanced
 from firecaffe.planner.boundary_cost import Communication, Exchanges, MessageTraffic
 from firecaffe.planner.chain import ImageRows, PathWork, Unit
 from firecaffe.planner.layouts import Form, LayerLayout

@@ -20,14 +20,16 @@ from torch.utils._pytree import tree_leaves
 
 from firecaffe.data.dataset import Layout, TensorLayout, tree_text
 from firecaffe.errors import RecipeError
-from firecaffe.exchange.choose import BYTES_PER_ELEMENT
+from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.models import MODELS, ModelConfig
 from firecaffe.models.kernel import ELEMENTWISE, MATRIX, Kernel
 from firecaffe.models.layer_costs import LayerProfile, Profile, profile_on, saved_bytes
 from firecaffe.models.network import LIBRARIES, maker_of, with_outline
+from firecaffe.planner.cluster import PRECISIONS
 from firecaffe.planner.epochs_law import PUBLISHED, EpochsLaw
+from firecaffe.planner.library_rates import FLOAT32, TF32
 from firecaffe.resume_advice import option
 from firecaffe.solvers.config import SolverConfig
 from firecaffe.solvers.optimizer import make_optimizer
@@ -124,7 +126,7 @@ class Workload:
         """The dtype in which matrices are multiplied: float32, tf32, float16, bfloat16."""
         if self.autocast != "none":
             return self.autocast
-        return "tf32" if self.tf32 else "float32"
+        return TF32 if self.tf32 else FLOAT32
 
     @property
     def num_micro_batches(self) -> int:
@@ -146,6 +148,25 @@ class Workload:
         """Sizes of parameters, in the order in which backward makes their gradients ready."""
         backwards = (layer.parameters_bytes[::-1] for layer in reversed(self.layers))
         return tuple(chain.from_iterable(backwards))
+
+
+def in_precision(work: Workload, word: str, channels_last: bool = False) -> Workload:
+    """Return the work in the arithmetic `word` of PRECISIONS; "" keeps the work's own."""
+    work = replace(work, channels_last=work.channels_last or channels_last)
+    if not word:
+        return work
+    dtype = PRECISIONS[word]
+    half = dtype not in (FLOAT32, TF32)
+    return replace(work, autocast=dtype if half else "none", tf32=dtype == TF32)
+
+
+def precision_text(work: Workload) -> str:
+    """The arithmetic, as the first line of a plan states it."""
+    words = {
+        FLOAT32: "in float32",
+        TF32: "in float32 with tf32 matrices",
+    }.get(work.precision, f"in {work.precision} by autocast")
+    return words + (", channels last" if work.channels_last else "")
 
 
 @dataclass(frozen=True)

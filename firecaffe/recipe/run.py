@@ -11,7 +11,7 @@ from typing import Any
 
 from firecaffe.data import Data, SampleOrder, shard_counts, weighted_draws
 from firecaffe.errors import RecipeError
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO
 from firecaffe.exchange.leaves import Shares, equal_shares
 from firecaffe.exchange.route import Route, find_route
 from firecaffe.gradients.config import NO_COMPRESSOR

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any, Literal
 
 from firecaffe.data import IMAGE_WORDS
-from firecaffe.exchange.choose import AUTO as AUTO_EXCHANGE
+from firecaffe.exchange import AUTO as AUTO_EXCHANGE
 from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from firecaffe.errors import RecipeError
+from firecaffe.exchange import AUTO as AUTO_EXCHANGE
 from firecaffe.exchange import NATIVE, find_schedule
-from firecaffe.exchange.choose import AUTO as AUTO_EXCHANGE
 from firecaffe.exchange.leaves import num_nodes
 from firecaffe.parallel.config import AUTO, ONE_WEIRD_TRICK, ParallelConfig
 from firecaffe.recipe.fits import SIZES, Fit, raise_first

@@ -26,10 +26,11 @@ from torch.futures import Future
 from torch.nn.parallel.distributed import DistributedDataParallel
 
 from firecaffe.cluster.agree import agree
+from firecaffe.cluster.calls import Worker
 from firecaffe.cluster.from_script import bind, from_script
 from firecaffe.cluster.group import Group
 from firecaffe.cluster.process_settings import keep_freed_memory
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.gradients.threads import begin_thread
 from firecaffe.script.script_arguments import (
@@ -51,7 +52,6 @@ from firecaffe.script.script_exchange import (
     open_exchange,
 )
 from firecaffe.transport.auto_exchange import AutoChoice
-from firecaffe.transport.worker import Worker
 
 BUCKET_BYTES = 25 * 1024 * 1024
 """The size of DDP's buckets, unless bucket_cap_mb sets another."""

@@ -19,7 +19,7 @@ from firecaffe.cluster.agree import agree
 from firecaffe.cluster.from_script import from_script
 from firecaffe.cluster.group import Group
 from firecaffe.errors import CheckpointError
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.gradients.config import NO_COMPRESSOR
@@ -46,7 +46,7 @@ from firecaffe.script.script_exchange import (
     open_exchange,
     share_network,
 )
-from firecaffe.solvers.outer_optimizer import USUAL, Outer
+from firecaffe.solvers.update_rules import OUTER, Outer
 from firecaffe.transport.exchange import Exchange
 from firecaffe.user_code import shown
 
@@ -325,7 +325,7 @@ def _check(
 ) -> None:
     check_whole_number("average_locally", "every", every, 1)
     for word, value, known in (
-        ("outer", outer, tuple(USUAL)),
+        ("outer", outer, tuple(OUTER)),
         ("inner_momentum", inner_momentum, INNER),
     ):
         if value not in known:

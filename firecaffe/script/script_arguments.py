@@ -15,8 +15,7 @@ from torch import nn, optim
 from torch.distributed import ProcessGroup
 
 from firecaffe.errors import RecipeError
-from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO, NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.route import keeps_tree_order
 from firecaffe.gradients.compressors import COMPRESSORS
 from firecaffe.gradients.config import NO_COMPRESSOR, check_timeout

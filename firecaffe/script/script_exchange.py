@@ -28,8 +28,7 @@ from firecaffe.cluster.groups import backend_for, env_int, make_world, meeting
 from firecaffe.cluster.process_settings import non_preempting_threads
 from firecaffe.cluster.world import TIMEOUT_S, peers_may_be_lost
 from firecaffe.errors import LaunchError, RecipeError
-from firecaffe.exchange import NATIVE, find_schedule, parse_hierarchical
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO, NATIVE, find_schedule, parse_hierarchical
 from firecaffe.exchange.route import find_route
 from firecaffe.gradients.buckets import layout_of, make_bucket
 from firecaffe.gradients.compressors import make_compressor

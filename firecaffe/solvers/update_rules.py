@@ -1,4 +1,5 @@
-"""Update rules over lists of weights that torch lacks: Caffe's, delayed Nesterov, LARS and LAMB.
+"""Update rules over lists of weights that torch lacks: Caffe's, delayed Nesterov, LARS and LAMB,
+and outer optimizers, which apply an average of replicas.
 
 Adam:
     m = b1 m + (1 - b1) g          w = w - rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta)
@@ -35,6 +36,16 @@ layer moves by more than a share of itself. Tensors of one dimension (biases, no
 plain rate, as in all published large-batch recipes. Libraries differ in this, or in the scale.
 m' and v' are Adam's corrected means. If a length is 0, the scale is 1. Source: You, Gitman and
 Ginsburg 2017, arXiv 1708.03888, algorithm 1; You et al. 2020, arXiv 1904.00962, algorithm 2.
+
+Outer optimizers, which are torch's SGD on the outer gradient D:
+    average     x = x - D                                      the replicas' mean
+    slowmo      u = b u + D / a;  x = x - r a u
+    nesterov    u = b u + D;      x = x - r (D + b u)
+
+Replicas began with the weights x, and D is x minus the mean of their weights. The learning rate is
+a, the outer rate r > 0, the outer momentum b. With r = 1 and b = 0, slowmo and nesterov become
+`average`. Source: Wang et al. 2020 (SlowMo), algorithm 1; Douillard et al. 2023 (DiLoCo; r = 0.7,
+b = 0.9). Their titles are in docs/explanation/synchrony.md.
 """
 
 import math
@@ -282,3 +293,40 @@ def _ratio(numerator: Tensor, denominator: Tensor, dimensions: int) -> Tensor:
     return torch.where(
         (numerator > 0) & (denominator > 0), numerator / denominator, torch.ones_like(numerator)
     )
+
+
+OUTER = {"average": (1.0, 0.0), "slowmo": (1.0, 0.5), "nesterov": (0.7, 0.9)}
+"""The outer optimizers, each with its default rate and momentum."""
+
+
+class Outer:
+    """Updates weights whose `grad` is the outer gradient. `optimizer` holds the momentum."""
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        kind: str,
+        rate: float | None = None,
+        momentum: float | None = None,
+    ) -> None:
+        usual_rate, usual_momentum = OUTER[kind]
+        if kind == "average":
+            rate = momentum = None
+        self._rate = usual_rate if rate is None else rate
+        momentum = usual_momentum if momentum is None else momentum
+        self._is_slowmo = kind == "slowmo"
+        nesterov = kind == "nesterov" and momentum > 0
+        self.optimizer = optim.SGD(
+            parameters, self._rate, momentum, nesterov=nesterov, foreach=True
+        )
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        """Update the weights. `learning_rate` is the present one of the replicas."""
+        for group, weights, gradients in trained(self.optimizer) if self._is_slowmo else ():
+            if learning_rate == 0:  # D / a has no value
+                torch._foreach_sub_(weights, gradients)
+                return
+            torch._foreach_div_(gradients, learning_rate)
+            group["lr"] = self._rate * learning_rate
+        self.optimizer.step()

@@ -22,9 +22,9 @@ from firecaffe.meta_kernels import without_compiler
 from firecaffe.models import MODELS
 from firecaffe.models.network import make_network, with_outline
 from firecaffe.models.weights import load_weights
+from firecaffe.parallel.cut import ROWS
 from firecaffe.parallel.layer_split import check_parts
 from firecaffe.parallel.layers_in_parts import check_row_counts
-from firecaffe.parallel.slide import ROWS
 from firecaffe.planner.recipe_workload import cluster_for
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.recipe.run import Ranks, Run, resolve

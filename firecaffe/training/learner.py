@@ -17,7 +17,7 @@ from firecaffe.data import Batches, Data
 from firecaffe.data.batches import PrefetchedBatches
 from firecaffe.data.dataset import map_batch
 from firecaffe.errors import RecipeError
-from firecaffe.exchange.choose import AUTO
+from firecaffe.exchange import AUTO
 from firecaffe.files import sha256_of
 from firecaffe.gradients.bucket_sums import Hook
 from firecaffe.gradients.buckets import cut

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 
 from firecaffe.cluster.agree import broadcast_text, gather_text
 from firecaffe.cluster.group import Group
-from firecaffe.exchange.choose import AUTO, choose
-from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route
+from firecaffe.exchange import AUTO
+from firecaffe.exchange.route import CODEC, FOLD, HOOK, Route, choose
 from firecaffe.transport.link import described, measure_link, recall, remember
 
 MIN_STREAM_S = 0.05

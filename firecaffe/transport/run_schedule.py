@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from firecaffe.cluster.group import Group
-from firecaffe.exchange.pieces import PIECES, pieces
-from firecaffe.exchange.schedule import ALL_GATHER, ALL_TO_ALL, AVERAGE, REDUCE_SCATTER, Schedule
+from firecaffe.exchange.schedule import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    AVERAGE,
+    PIECES,
+    REDUCE_SCATTER,
+    Schedule,
+    pieces,
+)
 from firecaffe.transport.execute import (
     ActivePiece,
     RankRound,

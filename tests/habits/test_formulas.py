@@ -12,7 +12,7 @@ import torch
 from firecaffe.cluster.world import World
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE, find_schedule
 from firecaffe.exchange.leaves import largest_nodes, leaf_share
-from firecaffe.exchange.pieces import SEGMENT_ELEMENTS, num_segments
+from firecaffe.exchange.pipelined_tree import SEGMENT_ELEMENTS, num_segments
 from firecaffe.exchange.route import adds_in_tree_order
 from firecaffe.exchange.schedule import Schedule, lower_bound_elements
 from firecaffe.gradients.compressors import COMPRESSORS, make_compressor

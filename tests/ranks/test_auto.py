@@ -27,8 +27,7 @@ from firecaffe import (
 from firecaffe.api.recipe_argument import recipe_of
 from firecaffe.cli import main
 from firecaffe.cluster.world import World, join
-from firecaffe.exchange.choose import choose
-from firecaffe.exchange.route import find_route
+from firecaffe.exchange.route import choose, find_route
 from firecaffe.models import build_model
 from firecaffe.models.squeezenet import Fire
 from firecaffe.recipe.checked_recipe import check_recipe

@@ -15,8 +15,7 @@ from firecaffe.cluster.world import World, join
 from firecaffe.exchange import ALGORITHMS, EXCHANGES
 from firecaffe.exchange.collectives import COLLECTIVES, average, block
 from firecaffe.exchange.leaves import leaf_share, tree_sum
-from firecaffe.exchange.pieces import pieces
-from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, BROADCAST, shard
+from firecaffe.exchange.schedule import ALL_GATHER, AVERAGE, BROADCAST, pieces, shard
 from firecaffe.measure.known_sum import interpret
 from firecaffe.parallel.cut import cut
 from firecaffe.parallel.flow import PartGroup

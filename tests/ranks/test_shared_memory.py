@@ -10,7 +10,7 @@ from torch import Tensor
 
 from firecaffe.cluster.world import World, join
 from firecaffe.exchange import ring, tree
-from firecaffe.exchange.pieces import pieces
+from firecaffe.exchange.schedule import pieces
 from firecaffe.measure.known_sum import interpret
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.local_ranks import meet_local_ranks

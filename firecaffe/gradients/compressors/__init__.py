@@ -8,7 +8,6 @@ and one row here.
 from collections.abc import Sequence
 
 from firecaffe.errors import RecipeError
-from firecaffe.gradients.compressors.by_rows import RowCompressor, TensorCompressor
 from firecaffe.gradients.compressors.casts import BFLOAT16, FLOAT16
 from firecaffe.gradients.compressors.codec import (
     BucketLayout,
@@ -17,6 +16,7 @@ from firecaffe.gradients.compressors.codec import (
     RowCodec,
     TensorCodec,
 )
+from firecaffe.gradients.compressors.feedback import RowCompressor, TensorCompressor
 from firecaffe.gradients.compressors.int8 import INT8
 from firecaffe.gradients.compressors.one_bit import ONE_BIT
 from firecaffe.gradients.compressors.power_sgd import PowerSGD

@@ -11,7 +11,7 @@ from firecaffe.cluster.agree import copy_from_first
 from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, Batches
 from firecaffe.exchange.leaves import Shares
-from firecaffe.gradients.codec_memory import CodecMemory
+from firecaffe.gradients.bucket_sums import CodecMemory
 from firecaffe.inventory.findings import Inventory
 from firecaffe.parallel.own_samples import Gradients
 from firecaffe.training.evaluation import EvalBatch, autocast

@@ -21,7 +21,7 @@ from firecaffe.cluster.group import Group
 from firecaffe.data import Batch, Batches, num_samples
 from firecaffe.data.dataset import map_batch
 from firecaffe.exchange.leaves import Shares
-from firecaffe.gradients.codec_memory import CodecMemory
+from firecaffe.gradients.bucket_sums import CodecMemory
 from firecaffe.inventory.findings import Inventory
 from firecaffe.parallel.own_samples import Gradients
 from firecaffe.recipe.run import Run

@@ -11,7 +11,7 @@ from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.recipe.run import Run
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.solvers.optimizer_state import OptimizerTensors
-from firecaffe.solvers.outer_optimizer import Outer
+from firecaffe.solvers.update_rules import Outer
 from firecaffe.synchrony.rounds import cut_fragments
 from firecaffe.training.divergence import LossRise, replica_advice
 from firecaffe.training.holdings.holding import Holding

@@ -29,7 +29,7 @@ from firecaffe.errors import NotFiniteError
 from firecaffe.exchange.leaves import tree_sum
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.totals import Totals
-from firecaffe.solvers.outer_optimizer import Outer
+from firecaffe.solvers.update_rules import Outer
 from firecaffe.synchrony.rounds import Round, Rounds
 from firecaffe.training.forward import Forward
 from firecaffe.training.modes.every_step import EveryStep

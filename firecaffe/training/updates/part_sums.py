@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from firecaffe.cluster.group import Group
 from firecaffe.exchange.leaves import Node, Shares, TreeSum, largest_nodes, sum_of_nodes
-from firecaffe.gradients.bucket_sums import CompressedSum
+from firecaffe.gradients.bucket_sums import CodecMemory, CompressedSum
 from firecaffe.gradients.buckets import Leaf, add_leaf, layout_of, make_bucket, views_like
-from firecaffe.gradients.codec_memory import CodecMemory
 from firecaffe.gradients.compressors import make_compressor
 from firecaffe.gradients.compressors.codec import ROW
 from firecaffe.gradients.threads import ExchangeThreads

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from firecaffe.api.exchange_bench_report import ExchangeTimes, make_report
-from firecaffe.exchange.choose import Choice, choose
+from firecaffe.exchange.route import Choice, choose
 from firecaffe.measure.exchange_times import Timing
 from firecaffe.transport.link import MeasuredLink
 

@@ -40,8 +40,9 @@ from firecaffe.cluster.addresses import (
 from firecaffe.cluster.calls import SideThread
 from firecaffe.cluster.groups import ATTEMPTS, _own_store, choose_interface, meeting
 from firecaffe.cluster.hosts import Hosts, OwnClockState, check_hosts_options, wait_for_endpoint
-from firecaffe.cluster.joining import JoinClient, JoinRequest, JoinServer, door_key
+from firecaffe.cluster.joining import JoinClient, JoinRequest, JoinServer, _invitation, door_key
 from firecaffe.cluster.launcher import _Launch
+from firecaffe.cluster.secret import SECRET
 from firecaffe.errors import LaunchError, RecipeError
 from tests.loopback import free_port, has_ipv6
 
@@ -306,6 +307,15 @@ def test_who_asks_for_something_else_is_passed_over(store: TCPStore, server: Joi
             who_asks(server)
     comer = who_asks(server)
     assert (comer.number, comer.host) == (3, "next")
+
+
+def test_who_is_invited_reads_that_a_file_of_the_secret_joins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(SECRET, "s" * 16)
+    assert "--secret-file FILE joins this run" in _invitation("firecaffe train")
+    monkeypatch.delenv(SECRET)
+    assert "can join" in _invitation("firecaffe train")
 
 
 def test_torch_prints_nothing_where_no_run_answers(capfd: pytest.CaptureFixture[str]) -> None:

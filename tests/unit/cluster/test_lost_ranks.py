@@ -1,5 +1,5 @@
 """Which ranks a launcher lets go: those that rank 0 has given up, and no others; calls that never
-return do not hold up who asks.
+return do not hold up who asks, and a thread runs nothing after a task that failed.
 """
 
 import os
@@ -17,7 +17,7 @@ from torch.distributed import DistNetworkError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from firecaffe.cluster import hosts, lost_ranks
-from firecaffe.cluster.calls import SideThread
+from firecaffe.cluster.calls import SideThread, Worker
 from firecaffe.cluster.hosts import ExitAgreement, Rendezvous
 from firecaffe.cluster.lost_ranks import (
     TOGETHER,
@@ -26,6 +26,7 @@ from firecaffe.cluster.lost_ranks import (
     ReleasedRanks,
 )
 from firecaffe.cluster.rank_process import ProcessState, RankFailure
+from firecaffe.errors import PeerLostError
 from firecaffe.faults import ANOTHER, Fault
 
 RUNS, STOPPED, ENDED = (
@@ -311,3 +312,31 @@ def test_who_waits_hears_signals(asking: SideThread, whose: str) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, masked)
         signal.signal(signal.SIGUSR2, before)
         never.set()
+
+
+def test_tasks_run_in_order_and_nothing_runs_after_one_that_failed() -> None:
+    done: list[int] = []
+
+    def lose() -> None:
+        raise PeerLostError("rank 1 went away")
+
+    worker = Worker("test")
+    before = worker.submit(lambda: done.append(1))
+    failing = worker.submit(lose)
+    after = worker.submit(lambda: done.append(2))
+    worker.close()
+    before.result()
+    for future in (failing, after):
+        with pytest.raises(PeerLostError, match="rank 1 went away"):
+            future.result()
+    assert done == [1]
+
+
+def test_a_thread_that_cannot_begin_fails_what_it_is_given() -> None:
+    def begin() -> None:
+        raise OSError("no device")
+
+    worker = Worker("test", begin)
+    with pytest.raises(OSError, match="no device"):
+        worker.submit(lambda: None).result(timeout=300)
+    worker.close()

@@ -9,19 +9,25 @@ from itertools import pairwise, product
 import pytest
 
 from firecaffe.exchange import ALGORITHMS, EXCHANGES, NATIVE, useful_lanes
-from firecaffe.exchange.choose import choose, predict_s
 from firecaffe.exchange.leaves import largest_nodes, leaf_share
-from firecaffe.exchange.pieces import PIECES, SHORTEST_MESSAGE_BYTES, SHORTEST_WHOLE_BYTES, pieces
 from firecaffe.exchange.route import (
     CODEC,
     FOLD,
     HOOK,
     SCHEDULE,
     adds_in_tree_order,
+    choose,
     find_route,
     keeps_tree_order,
+    predict_s,
 )
-from firecaffe.exchange.schedule import lower_bound_elements
+from firecaffe.exchange.schedule import (
+    PIECES,
+    SHORTEST_MESSAGE_BYTES,
+    SHORTEST_WHOLE_BYTES,
+    lower_bound_elements,
+    pieces,
+)
 
 NAMES = (*EXCHANGES, "hierarchical(tree,ring)", "hierarchical(tree,halving_doubling)")
 

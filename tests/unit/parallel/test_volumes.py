@@ -22,7 +22,7 @@ from firecaffe.parallel.volumes import (
     most_samples,
     sum_numbers,
 )
-from tests.unit.parallel.simulated import simulate
+from tests.unit.parallel.in_stages import simulate
 
 # --- what is sent ---------------------------------------------------------------------------------
 

@@ -21,9 +21,8 @@ from firecaffe.models import ModelConfig
 from firecaffe.models.kernel import MULTIPLIES
 from firecaffe.planner.advice import Gain, gain_of
 from firecaffe.planner.cluster import FOLDER, Cluster, Device, MeasuredStep, load_cluster, shipped
-from firecaffe.planner.compute_time import micro_batch, update_s
+from firecaffe.planner.compute_time import contradictions, micro_batch, update_s
 from firecaffe.planner.forecast import forecast
-from firecaffe.planner.judged_rates import contradictions
 from firecaffe.planner.library_rates import FILE, tables, unmeasured_error
 from firecaffe.planner.memory import memory_band, memory_bytes, on_device, usual_micro_batch
 from firecaffe.planner.offers import (
@@ -35,9 +34,8 @@ from firecaffe.planner.offers import (
     usual_device,
     usual_link,
 )
-from firecaffe.planner.precision import in_precision
 from firecaffe.planner.recipe_workload import workload_of_model
-from firecaffe.planner.workload import Workload
+from firecaffe.planner.workload import Workload, in_precision
 
 SHEETS, ROWS = read()
 PUBLISHED_MILLIONS = {
@@ -287,9 +285,8 @@ def test_a_published_row_that_ran_fits_its_device(net: str) -> None:
 def test_a_plan_says_where_published_rates_contradict_it() -> None:
     def said(work: Workload, name: str) -> list[str]:
         """On a device of a third of the speed."""
-        cluster = load_cluster(name)
-        device = replace(cluster.device, efficiency=cluster.device.efficiency / 3)
-        return contradictions(work, replace(cluster, device=device))
+        device = load_cluster(name).device
+        return contradictions(work, replace(device, efficiency=device.efficiency / 3))
 
     work = published("fp16", channels_last=True, batch=128)
     assert said(work, "ec2-p3")[0].startswith("torchvision-exp has 1,154 ")

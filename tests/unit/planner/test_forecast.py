@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from firecaffe.exchange import EXCHANGES, find_schedule
-from firecaffe.exchange.choose import AUTO, choose
-from firecaffe.exchange.route import adds_in_tree_order
+from firecaffe.exchange import AUTO, EXCHANGES, find_schedule
+from firecaffe.exchange.route import adds_in_tree_order, choose
 from firecaffe.models import ModelConfig
 from firecaffe.planner.advice import changes, paragraph
 from firecaffe.planner.cluster import load_cluster
-from firecaffe.planner.codec_cost import PRICED, sent_share
 from firecaffe.planner.forecast import (
     best_interval_s,
     by_workers,
@@ -25,7 +23,7 @@ from firecaffe.planner.forecast import (
     time_between_failures_s,
 )
 from firecaffe.planner.memory import remedy
-from firecaffe.planner.price import Prices
+from firecaffe.planner.price import PRICED, Prices, sent_share
 from firecaffe.planner.recipe_workload import workload_of_model
 from firecaffe.planner.simulate import Network, simulate_s
 from firecaffe.planner.step_cost import recipe_exchange

@@ -20,7 +20,7 @@ from firecaffe.cli import main
 from firecaffe.models import ModelConfig
 from firecaffe.models.network import with_outline
 from firecaffe.parallel.config import ONE_WEIRD_TRICK, ParallelConfig, check_parallel
-from firecaffe.parallel.slide import ROWS
+from firecaffe.parallel.cut import ROWS
 from firecaffe.parallel.split_kinds import SPLITS
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecasts

@@ -24,7 +24,7 @@ from firecaffe.planner.stage_times import balanced, best_stages, turns
 from firecaffe.planner.worker_part import memory_of
 from firecaffe.planner.workload import Workload
 from tests.kit.data_sheets import data_sheet
-from tests.unit.parallel.simulated import simulate
+from tests.unit.parallel.in_stages import simulate
 from tests.unit.planner.test_layouts import cost_of, dense
 
 ALEXNET = ModelConfig("alexnet")

@@ -20,7 +20,7 @@ from firecaffe.solvers.optimizer import (
     set_rate,
 )
 from firecaffe.solvers.optimizer_state import OptimizerNumbers, OptimizerTensors
-from firecaffe.solvers.outer_optimizer import Outer
+from firecaffe.solvers.update_rules import Outer
 from tests.kit.models_refused import refused
 from tests.unit.solvers.own_optimizers import PLACE, Signs
 

@@ -1,6 +1,4 @@
-"""What ranks of one host share: sockets at which strangers are sent away, sums in shared memory,
-and the communication thread.
-"""
+"""What ranks of one host share: sockets at which strangers are sent away."""
 
 import os
 import socket
@@ -8,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from firecaffe.errors import PeerLostError
 from firecaffe.transport.local_ranks import (
     NUMBER,
     TOKEN_BYTES,
@@ -18,7 +15,6 @@ from firecaffe.transport.local_ranks import (
     listening,
     reach,
 )
-from firecaffe.transport.worker import Worker
 
 TOKENS = [NUMBER.pack(number) * (TOKEN_BYTES // 4) for number in range(1000)]
 WAIT_S = 60.0
@@ -96,31 +92,3 @@ def test_what_listens_has_to_be_the_rank(tmp_path: Path) -> None:
             other.send(hello(0, TOKENS[1]))
             with pytest.raises(ConnectionError, match="no rank of this run"):
                 check_answer(peer, hello(0, TOKENS[0]))
-
-
-def test_tasks_run_in_order_and_nothing_runs_after_one_that_failed() -> None:
-    done: list[int] = []
-
-    def lose() -> None:
-        raise PeerLostError("rank 1 went away")
-
-    worker = Worker("test")
-    before = worker.submit(lambda: done.append(1))
-    failing = worker.submit(lose)
-    after = worker.submit(lambda: done.append(2))
-    worker.close()
-    before.result()
-    for future in (failing, after):
-        with pytest.raises(PeerLostError, match="rank 1 went away"):
-            future.result()
-    assert done == [1]
-
-
-def test_a_thread_that_cannot_begin_fails_what_it_is_given() -> None:
-    def begin() -> None:
-        raise OSError("no device")
-
-    worker = Worker("test", begin)
-    with pytest.raises(OSError, match="no device"):
-        worker.submit(lambda: None).result(timeout=300)
-    worker.close()

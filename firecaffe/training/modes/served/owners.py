@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.agree import POLL_S
+from firecaffe.cluster.calls import Worker, raise_failure
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.training.constraints import make_constraints
@@ -47,7 +48,6 @@ from firecaffe.training.tensor_file import InMemory
 from firecaffe.training.updates.every_rank import Applier
 from firecaffe.training.updates.spread import UNUSED
 from firecaffe.transport.lane import LaneMesh, Line, store_of
-from firecaffe.transport.worker import Worker, raise_failure
 
 
 class OwnerExchange:

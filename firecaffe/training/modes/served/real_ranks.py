@@ -15,13 +15,15 @@ from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import count, product
 from typing import Any, NoReturn
 
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from firecaffe.cluster.agree import POLL_S
+from firecaffe.cluster.calls import Worker, raise_failure
+from firecaffe.cluster.joining import COME_S, JoinListener
 from firecaffe.cluster.lost_ranks import LossReporter
 from firecaffe.cluster.world import World, peers_may_be_lost
 from firecaffe.data.batches import TrainBatches
@@ -38,10 +40,10 @@ from firecaffe.training.forward import Forward
 from firecaffe.training.holdings.holding import Holding
 from firecaffe.training.modes.mode import Loop, TrainingRanks
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.join_server import JoinListener
 from firecaffe.training.modes.served.messages import END, Messages
 from firecaffe.training.modes.served.real_clock import (
     ClockLearner,
+    Joined,
     LostRank,
     OnRankLost,
     OwnLearner,
@@ -51,7 +53,6 @@ from firecaffe.training.modes.served.real_clock import (
 from firecaffe.training.modes.served.work_gradient import Bench, Holders, UpdateOrder, Workbench
 from firecaffe.training.result import Result
 from firecaffe.transport.lane import Lane, store_of
-from firecaffe.transport.worker import Worker, raise_failure
 
 TOGETHER = (NotFiniteError, DivergedError, PreemptedError, LauncherLostError)
 """Errors with which all ranks end; see `faults.TOGETHER`. The watch reports others."""
@@ -291,11 +292,27 @@ class ServerRank(RealRank):
         with closing(reporter):
             yield on_rank_lost
 
-    def _admit(self, count: int, say: Callable[[str], None]) -> None:
+    def _admit(self, first_number: int, say: Callable[[str], None]) -> None:
+        exchange, connect = self.recipe.exchange, partial(self._connect, count(first_number))
         listener = JoinListener(
-            self.world, self._messages_over, self.recipe, count, self.clock.arrivals, say
+            self.world, exchange.silent_s, connect, self.clock.arrivals.put, say
         )
-        self._admission.enter_context(closing(listener)).open(dict(self.facts))
+        self._admission.callback(listener.close, exchange.timeout_s)
+        listener.open(dict(self.facts))
+
+    def _connect(self, numbers: Iterator[int], rank: int, store: Store) -> Joined:
+        """Make the learners of a rank that joins. Raises: PeerLostError if it does not connect."""
+        learners: list[ClockLearner] = []
+        try:
+            for place in range(self.recipe.synchrony.in_flight):
+                messages = self._messages_over(Lane(store, f"{rank}.{place}", True, COME_S))
+                arrivals = self.clock.arrivals
+                learners.append(RemoteLearner(next(numbers), rank, arrivals, messages))
+        except BaseException:
+            for learner in learners:
+                learner.cut()
+            raise
+        return Joined(learners)
 
     @contextmanager
     def _ended(self, learners: Sequence[ClockLearner]) -> Iterator[None]:

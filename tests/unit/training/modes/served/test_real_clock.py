@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import count
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore, Store
 
-from firecaffe.cluster.joining import JoinRequest
+from firecaffe.cluster import joining
+from firecaffe.cluster.joining import JoinListener, JoinRequest
 from firecaffe.errors import LaunchError, NotFiniteError, PeerLostError
 from firecaffe.recipe.sections import Recipe, TrainConfig
 from firecaffe.synchrony.config import SynchronyConfig
@@ -22,9 +24,8 @@ from firecaffe.synchrony.events import Event, Join, Lose, Pull, Push
 from firecaffe.synchrony.server_policies import Asynchronous, LeafQueue, Work
 from firecaffe.tasks import CLASSIFICATION
 from firecaffe.training.forward import Forward
-from firecaffe.training.modes.served import join_server as own
+from firecaffe.training.modes.served import real_ranks
 from firecaffe.training.modes.served.coder import Coder
-from firecaffe.training.modes.served.join_server import JoinListener
 from firecaffe.training.modes.served.messages import Messages
 from firecaffe.training.modes.served.real_clock import (
     Arrival,
@@ -226,18 +227,21 @@ def said() -> list[str]:
 
 @pytest.fixture
 def keeper(said: list[str], monkeypatch: Patch) -> Callable[..., Any]:
-    monkeypatch.setattr(own, "POLL_S", 0)
-    monkeypatch.setattr(own, "run_pulse", lambda *_: nullcontext())
+    monkeypatch.setattr(joining, "POLL_S", 0)
+    monkeypatch.setattr(joining, "run_pulse", lambda *_: nullcontext())
     net = nn.Linear(1, 1)
     forward = Forward(net, CLASSIFICATION, TrainConfig())
 
-    def make(per_rank: int) -> tuple[JoinListener, Arrivals]:
+    def make(per_rank: int) -> tuple[JoinListener[Joined], Arrivals]:
         arrivals: Arrivals = SimpleQueue()
         world: Any = SimpleNamespace(watch=SimpleNamespace(hosts=["a"], add_rank=lambda *_: None))
+        server: Any = object.__new__(ServerRank)
+        server.recipe = Recipe(synchrony=SynchronyConfig(in_flight=per_rank))
+        server.clock = SimpleNamespace(arrivals=arrivals)
         named = dict(net.named_parameters())
-        over = partial(Messages, forward=forward, named=named, coder=Coder())
-        recipe = Recipe(synchrony=SynchronyConfig(in_flight=per_rank))
-        return JoinListener(world, over, recipe, 1, arrivals, said.append), arrivals
+        server._messages_over = partial(Messages, forward=forward, named=named, coder=Coder())
+        connect = partial(server._connect, count(1))
+        return JoinListener(world, 1.0, connect, arrivals.put, said.append), arrivals
 
     return make
 
@@ -286,7 +290,7 @@ def test_a_worker_that_misses_a_lane_leaves_no_learner(
     keeper: Callable[..., Any], said: list[str], monkeypatch: Patch
 ) -> None:
     lanes = Half()
-    monkeypatch.setattr(own, "Lane", lanes)
+    monkeypatch.setattr(real_ranks, "Lane", lanes)
     made, arrivals = keeper(2)
     made._look(Asked([bool]))
     assert "a worker on host0 asked to join and failed: no lane to another rank" in said

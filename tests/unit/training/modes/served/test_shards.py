@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from firecaffe.cluster.calls import Worker as Thread
 from firecaffe.data import TensorDataset
 from firecaffe.gradients.buffers import BufferChanges
 from firecaffe.solvers.config import SolverConfig, needs_norms
@@ -31,7 +32,6 @@ from firecaffe.training.modes.served.server import Server, UpdateSettings, late_
 from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient, Parcel
 from firecaffe.training.modes.served.work_gradient import Contribution, UpdateOrder
 from firecaffe.training.updates.every_rank import Applier
-from firecaffe.transport.worker import Worker as Thread
 from tests.kit.training import ALONE
 from tests.kit.training_steps import Worker, state_of
 from tests.unit.training.modes.served.made import in_order, served
