@@ -33,6 +33,7 @@ from firecaffe.models.squeezenet import Fire
 from firecaffe.recipe.checked_recipe import check_recipe
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.training.checks import preflight
+from firecaffe.training.parallel import auto_layout
 from firecaffe.transport.auto_exchange import AutoChoice, choose_exchange, rank_elsewhere
 from firecaffe.transport.link import MeasuredLink
 from firecaffe.transport.local_ranks import ranks_per_host
@@ -231,6 +232,8 @@ class OnHosts(Named):
             for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"):
                 patch.setenv(name, "0")
             on_hosts_of(self.of_host)
+            if os.environ["RANK"] != "0":  # another host may have a GPU that no cluster has
+                patch.setattr(auto_layout, "cluster_for", lambda *_: None)
             return super().__call__(recipe, folder, resume)
 
 

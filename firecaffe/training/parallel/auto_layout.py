@@ -7,7 +7,7 @@ run's cluster. Between hosts without a named cluster, one link is measured.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 from firecaffe.cluster.agree import broadcast_text
 from firecaffe.cluster.world import World
 from firecaffe.data import Dataset
-from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError
+from firecaffe.errors import FirecaffeError, RecipeError
 from firecaffe.generators import generators_kept
 from firecaffe.models.network import given_network, with_outline
 from firecaffe.parallel.config import AUTO, ParallelConfig
@@ -71,38 +71,51 @@ def choose_layout(
     """
     if recipe.parallel.scheme != AUTO:
         return recipe, None
+    known = _from_first(world, lambda: asdict(_known_cluster(recipe, world.device)))
+    cluster = checked(known, Cluster)
+    on_host = world.local_world_size
+    if on_host < world.world_size and not recipe.run.cluster:
+        cluster = _with_measured_link(cluster, world)
+
+    def choose() -> dict[str, Any]:
+        _check_is_new(parts)
+        with given_network(parts.model):
+            return asdict(_choose(recipe, parts, cluster, world.world_size))
+
+    choice = checked(_from_first(world, choose), LayoutChoice)
+    return replace(recipe, parallel=choice.words), choice
+
+
+def _from_first(world: World, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what `make` returns on rank 0. Raises: RecipeError on all ranks; PeerLostError."""
     stated = dict[str, Any]()
     try:
-        cluster = _cluster(recipe, world)
         if world.is_first:
-            _check_is_new(parts)
-            with given_network(parts.model):
-                choice = _choose(recipe, parts, cluster, world.world_size)
-            stated = {"choice": asdict(choice)}
-    except PeerLostError:
-        raise
+            stated = {"made": make()}
     except FirecaffeError as error:
         stated = {"problem": str(error)}
     answer = json.loads(broadcast_text(world, json.dumps(stated)))
     if "problem" in answer:
         raise RecipeError(answer["problem"])
-    choice = checked(answer["choice"], LayoutChoice)
-    return replace(recipe, parallel=choice.words), choice
+    made: dict[str, Any] = answer["made"]
+    return made
 
 
-def _cluster(recipe: Recipe, world: World) -> Cluster:
-    """Return the run's cluster. All ranks call it: they may measure a link. Raises: RecipeError."""
-    is_gpu = world.device.type == "cuda"
-    name = torch.cuda.get_device_name(world.device) if is_gpu else ""
+def _known_cluster(recipe: Recipe, device: torch.device) -> Cluster:
+    """Return the cluster that the run names, or one with this device. Raises: RecipeError."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     cluster = cluster_for(recipe, name)
     if cluster is None:
         raise RecipeError(
             f"parallel.scheme auto: no cluster is known with {name}; firecaffe check measures one, "
             "which run.cluster names"
         )
+    return cluster
+
+
+def _with_measured_link(cluster: Cluster, world: World) -> Cluster:
+    """Return the cluster with the run's hosts and a measured link. All ranks call it."""
     on_host = world.local_world_size
-    if on_host >= world.world_size or recipe.run.cluster:
-        return cluster
     measurement = measure_link(world, 0, on_host, MIN_STREAM_S)
     outer = Link("measured", measurement.latency_s, measurement.bandwidth_bytes_per_s)
     inner = tuple(replace(link, group=on_host) for link in cluster.links[:1] if on_host > 1)
