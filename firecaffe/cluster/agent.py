@@ -156,6 +156,7 @@ class FaultAgent(SimpleElasticAgent):
     def _meet(self, worker_group: WorkerGroup, until_s: float) -> bool:
         # False if a host was lost after it had joined, and before it had told the others its ranks.
         meet = super()._rendezvous
+        self.aside.catch_up(PATIENCE_S)  # the link to the store may come back
         try:
             self.aside.run(lambda: meet(worker_group), MEETING_S)
             self.aside.run(lambda: self._begin_attempt(worker_group), MEETING_S)

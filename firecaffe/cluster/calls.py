@@ -69,12 +69,24 @@ class SideThread(Calls):
         self.put(partial(_settle, answer, call))
         return answer
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether a call has not returned in its time yet."""
+        return self._overdue is not None and not self._overdue.done()
+
+    def catch_up(self, patience_s: float) -> None:
+        """Wait, `patience_s` at most, for a call that is overdue."""
+        until_s = time.monotonic() + patience_s
+        while self.is_overdue and (left_s := until_s - time.monotonic()) > 0:
+            assert self._overdue is not None
+            wait([self._overdue], min(left_s, POLL_S))
+
     def run(self, call: Callable[[], T], patience_s: float | None = None) -> T:
         """Return what the call returns, or raise its error.
 
         Raises: TimeoutError if it does not return in time; at once if an earlier call is overdue.
         """
-        if self._overdue is not None and not self._overdue.done():
+        if self.is_overdue:
             raise TimeoutError("no answer yet")
         answer = self.begin(call)
         until_s = math.inf if patience_s is None else time.monotonic() + patience_s

@@ -283,10 +283,12 @@ class _Launch:
             return
         there = self._there()
         what = "a host to leave" if len(there) == self.hosts.max_nodes else "hosts"
+        state = f"{len(there)} of {self.hosts.counted} there ({', '.join(there)})"
+        if self.aside.is_overdue:
+            what, state = "an answer", "is its host cut off?"
         say(
             f"waiting for {what} at {self.hosts.rdzv_endpoint} with --rdzv-id "
-            f"{self.hosts.rdzv_id}, {waited_s:.0f} of {PATIENCE_S:.0f} s: "
-            f"{len(there)} of {self.hosts.counted} there ({', '.join(there)})"
+            f"{self.hosts.rdzv_id}, {waited_s:.0f} of {PATIENCE_S:.0f} s: {state}"
         )
 
     def _there(self) -> list[str]:
@@ -365,9 +367,8 @@ class _Launch:
         with suppress(RuntimeError, TimeoutError):
             if self.has_patience:
                 self.has_patience = False
-                self.aside.begin(read).result(LAST_S)
-            else:
-                self.aside.run(read, LAST_S)
+                self.aside.catch_up(LAST_S)
+            self.aside.run(read, LAST_S)
         self.known_folders = folders or self.known_folders
         return list(self.known_folders)
 

@@ -196,6 +196,28 @@ def test_a_host_that_is_lost_while_hosts_meet_ends_no_run_that_may_wait_for_anot
     assert begun == [group] * goes_on
 
 
+def test_hosts_meet_again_once_the_link_to_the_store_is_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A question of the attempt before was still unanswered when the ranks had lost each other."""
+    agent, is_back = FaultAgent.__new__(FaultAgent), threading.Event()
+    begun: list[object] = []
+    monkeypatch.setattr(SimpleElasticAgent, "_rendezvous", lambda *_: None)
+    monkeypatch.setattr(FaultAgent, "_begin_attempt", lambda _, group: begun.append(group))
+    launch = bare_launch()
+    launch.hosts = Hosts(1, 2, 2, "node-a:29500", "run")
+    launch.met = cast("Rendezvous", SimpleNamespace(participants={}))
+    with SideThread() as launch.aside:
+        agent.aside = launch.aside
+        with pytest.raises(TimeoutError):
+            agent.aside.run(is_back.wait, 0.0)
+        launch.on_waiting(10.0)
+        assert "waiting for an answer at node-a:29500" in capsys.readouterr().err
+        threading.Timer(0.05, is_back.set).start()
+        agent._rendezvous(cast(WorkerGroup, "a group"))
+    assert begun == ["a group"]
+
+
 def test_torchs_agent_alone_is_silent(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
