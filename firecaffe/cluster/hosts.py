@@ -340,10 +340,19 @@ class Rendezvous(DynamicRendezvousHandler):
 def meet_launchers(
     hosts: Hosts, address: str, secret: bytes, aside: SideThread
 ) -> tuple[Rendezvous, bool]:
-    """Return the rendezvous, and whether this launcher holds it. Raises: `MEETING_ERRORS`."""
+    """Return the rendezvous, and whether this launcher holds it.
+
+    Raises: `MEETING_ERRORS`; LaunchError if another run meets there.
+    """
     store, holds_it = _store(hosts)
     signed = SignedStore(store, secret)
     run_id = hosts.rdzv_id or uuid.uuid4().hex
+    meets = signed.compare_set("firecaffe/run_id", "", run_id).decode()
+    if meets != run_id:  # the store holds one run's folders and attempts, and ends with it
+        raise LaunchError(
+            f"at {hosts.rdzv_endpoint} a run with --rdzv-id {meets} meets, not {run_id}; take "
+            "another port for this one, or start it when that one is over"
+        )
     settings = RendezvousSettings(
         run_id,
         hosts.min_nodes,

@@ -8,6 +8,7 @@ import pickle
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -193,6 +194,17 @@ def test_who_is_there_is_said_until_all_are_or_time_is_over(
     alone.on_waiting(10.0)
     assert "a host to leave" in capsys.readouterr().err
     alone.met.shutdown()
+
+
+def test_a_store_is_of_one_run(tmp_path: Path) -> None:
+    """Another would go on from the first one's folder. Both know the secret."""
+    place = join_place(LOOPBACK, free_port())
+    first = launch_at(two(place), "192.0.2.1", tmp_path)
+    launch_at(two(place), "192.0.2.2", tmp_path)
+    other = replace(two(place), rdzv_id="another run")
+    with pytest.raises(LaunchError, match=f"{place}.*a run .*another run"):
+        launch_at(other, "192.0.2.2", tmp_path)
+    first.met.shutdown()
 
 
 GLOO = "GLOO_SOCKET_IFNAME"
