@@ -3,11 +3,14 @@
 import ipaddress
 import re
 import socket
+import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
 
 from firecaffe.errors import LaunchError
+from firecaffe.output import say
 
 LOOPBACK = "127.0.0.1"
 
@@ -33,6 +36,45 @@ def check_known(host: str, word: str) -> None:
         raise LaunchError(
             f"{word} names {host!r}, and no such host is known here: {error}"
         ) from error
+
+
+SAY_EVERY_S = 10.0
+
+TRY_S = 1.0
+"""Seconds for an attempt to reach a listener, and between two attempts."""
+
+
+def wait_for_listener(
+    what: str,
+    place: tuple[str, int],
+    patience_s: float,
+    advice: str,
+    is_own: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Wait until `what` listens at a place, whose name need not be known yet.
+
+    Return False as soon as `is_own()`: nobody does, and this process is to. Raises: LaunchError.
+    """
+    begun_s = said_s = time.monotonic()
+    where = join_place(*place)
+    while True:
+        try:
+            socket.create_connection(place, TRY_S).close()
+            return True
+        except (OSError, UnicodeError) as error:
+            if is_own():
+                return False
+            reason = getattr(error, "strerror", None) or str(error)
+        now = time.monotonic()
+        if now - begun_s > patience_s:
+            raise LaunchError(
+                f"{what} did not answer at {where} in {patience_s:.0f} s ({reason}); {advice}"
+            )
+        if now - said_s >= SAY_EVERY_S:
+            waited = f"{now - begun_s:.0f} of {patience_s:.0f} s"
+            say(f"waiting for {what} at {where}, {waited}: {reason}")
+            said_s = now
+        time.sleep(TRY_S)
 
 
 BACKLOG = 1024

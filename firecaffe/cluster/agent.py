@@ -29,14 +29,13 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-from firecaffe.cluster.addresses import join_place
+from firecaffe.cluster.addresses import SAY_EVERY_S, join_place
 from firecaffe.cluster.calls import SideThread, repeated
 from firecaffe.cluster.groups import ATTEMPT, ATTEMPTS
 from firecaffe.cluster.hosts import (
     LAST_S,
     PART_S,
     PATIENCE_S,
-    SAY_EVERY_S,
     ExitAgreement,
     Rendezvous,
 )

@@ -40,6 +40,7 @@ from firecaffe.cluster.addresses import (
     join_place,
     listen,
     own_addresses,
+    wait_for_listener,
 )
 from firecaffe.cluster.calls import POLL_S, repeated
 from firecaffe.cluster.handover import LAUNCHED, end_process, leave_report
@@ -52,6 +53,8 @@ ALL = "all"
 """A key, set once all ranks have called in: to an empty text, or to the problem."""
 
 MAX_NAMED = 8
+
+OPEN_PORTS = "it has ended, or a firewall is in between: hosts need all ports to each other"
 
 
 def register_rank(store: Store, rank: int, world_size: int, timeout: timedelta) -> None:
@@ -375,6 +378,10 @@ def _own_store(host: str, port: int, rank: int, alone: bool, timeout: timedelta)
 @cache  # by place: until the process ends
 def _store(place: tuple[str, str], rank: int, world_size: int, timeout: timedelta) -> Store:
     until = time.monotonic() + timeout.total_seconds()
+    if rank > 0 and not is_alone(world_size):
+        # torch's client says nothing meanwhile, and ends with a stack of C++.
+        where = place[0], int(place[1])
+        wait_for_listener("rank 0", where, timeout.total_seconds(), OPEN_PORTS)
     while True:
         if is_numbered_by_agent():
             store: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]

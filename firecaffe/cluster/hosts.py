@@ -37,28 +37,23 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from firecaffe.cluster.addresses import (
     LOOPBACK,
-    check_known,
     check_reachable,
     is_here,
     is_one_host,
     listen,
+    own_addresses,
     split_place,
+    wait_for_listener,
 )
 from firecaffe.cluster.calls import SideThread
 from firecaffe.cluster.secret import SignedStore, hold_store
 from firecaffe.errors import LaunchError, RecipeError
-from firecaffe.output import say
 
 RANK_BYTES = 200_000_000
 """Bytes of memory that a rank takes before it has a network (torch 2.13, CPU: 203 MB)."""
 
 PATIENCE_S = 600.0
 """Seconds to wait for the endpoint's host, as torch's rendezvous waits for the others."""
-
-SAY_EVERY_S = 10.0
-
-TRY_S = 1.0
-"""Seconds between two attempts to reach the endpoint."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def check_hosts_options(hosts: Hosts) -> None:
-    """Raise RecipeError or LaunchError if the hosts' options, port or names are wrong."""
+    """Raise RecipeError or LaunchError if the hosts' options or port are wrong."""
     if hosts.is_one:
         if hosts.rdzv_endpoint or hosts.rdzv_id:
             raise RecipeError(
@@ -121,7 +116,7 @@ def check_hosts_options(hosts: Hosts) -> None:
             "--rdzv-endpoint"
         )
     try:
-        host, _ = hosts.endpoint
+        _ = hosts.endpoint
     except ValueError:
         is_what = f"is {hosts.rdzv_endpoint!r}" if hosts.rdzv_endpoint else "is missing"
         raise RecipeError(
@@ -130,8 +125,17 @@ def check_hosts_options(hosts: Hosts) -> None:
         ) from None
     if not hosts.rdzv_id:
         raise RecipeError("--rdzv-id is missing; several hosts need one name for their run")
-    check_known(host, f"--rdzv-endpoint {hosts.rdzv_endpoint}")
+
+
+def own_address(hosts: Hosts) -> str:
+    """Return the address at which the other hosts reach this one. Raises: LaunchError."""
+    if hosts.is_one:
+        return LOOPBACK
+    # The name may not be known yet, as a pod's that is yet to start.
+    wait_for_endpoint(hosts)
+    host, _ = hosts.endpoint
     check_reachable(host, "put the one that others reach into --rdzv-endpoint")
+    return own_addresses(host)[0]
 
 
 def check_memory(nproc_per_node: int, word: str = "--nproc-per-node") -> None:
@@ -160,26 +164,11 @@ def check_port(port: int) -> None:
 
 def wait_for_endpoint(hosts: Hosts) -> bool:
     """Wait for the endpoint's launcher; return whether it must be this one. Raises: LaunchError."""
-    begun_s = said_s = time.monotonic()
-    while True:
-        try:
-            socket.create_connection(hosts.endpoint, TRY_S).close()
-            return False
-        except OSError as error:
-            if is_here(hosts.endpoint[0]):
-                return True
-            reason = error.strerror or str(error)
-        now = time.monotonic()
-        if now - begun_s > PATIENCE_S:
-            raise LaunchError(
-                f"no launcher at {hosts.rdzv_endpoint} in {PATIENCE_S:.0f} s ({reason}); start one "
-                "on that host with the same words, unless the run is over"
-            )
-        if now - said_s >= SAY_EVERY_S:
-            where = f"for a launcher at {hosts.rdzv_endpoint}"
-            say(f"waiting {where}, {now - begun_s:.0f} of {PATIENCE_S:.0f} s: {reason}")
-            said_s = now
-        time.sleep(TRY_S)
+    place = hosts.endpoint
+    advice = "start one on that host with the same words, unless the run is over"
+    return not wait_for_listener(
+        "a launcher", place, PATIENCE_S, advice, is_own=lambda: is_here(place[0])
+    )
 
 
 TOGETHER_S = 300.0

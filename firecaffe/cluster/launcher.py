@@ -18,7 +18,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 
-from firecaffe.cluster.addresses import LOOPBACK, interface_of, own_addresses
+from firecaffe.cluster.addresses import interface_of
 from firecaffe.cluster.agent import SIGNALS, FaultAgent
 from firecaffe.cluster.calls import SideThread
 from firecaffe.cluster.groups import ATTEMPT, GLOO_INTERFACE
@@ -31,6 +31,7 @@ from firecaffe.cluster.hosts import (
     check_hosts_options,
     check_memory,
     meet_launchers,
+    own_address,
     reason_of,
 )
 from firecaffe.cluster.process_settings import (
@@ -96,11 +97,9 @@ def launch(
     check_memory(hosts.nproc_per_node)
     share_with_ranks()
     secret = secret_of(hosts.secret_file, hosts.is_one)
-    address = LOOPBACK if hosts.is_one else own_addresses(hosts.endpoint[0])[0]
     with (
         exclusive_in_process("launch"),  # variables and loggers are the process's
         private_folder("firecaffe-ranks-") as folder,
-        _environment(_variables_of_ranks(hosts, address, secret) | hand(for_ranks, folder)),
         _silent(MEETING_LOGGER),
         handlers_kept(SIGNALS) as heard,  # the agent sets its own handlers, and leaves them set
         generators_kept(),  # the agent draws random waiting times
@@ -109,11 +108,13 @@ def launch(
         for number in heard:  # the wait for other hosts may be long; Ctrl-C raises anyway
             if number != signal.SIGINT:
                 signal.signal(number, partial(_end, advice))
-        command = ["-m", module, *arguments]
-        started = _Launch(
-            command, hosts, max_restarts, address, secret, folder, advice, settle, aside
-        )
-        folders = started.run()
+        command, address = ["-m", module, *arguments], own_address(hosts)
+        variables = _variables_of_ranks(hosts, address, secret) | hand(for_ranks, folder)
+        with _environment(variables):
+            started = _Launch(
+                command, hosts, max_restarts, address, secret, folder, advice, settle, aside
+            )
+            folders = started.run()
     started.agent.raise_late_signal()
     return folders
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from unittest.mock import patch
 
 import psutil
@@ -27,7 +27,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _RendezvousState,
 )
 
-from firecaffe.cluster import agent, groups, hosts, joining, launcher
+from firecaffe.cluster import addresses, agent, groups, hosts, joining, launcher
 from firecaffe.cluster.addresses import (
     LOOPBACK,
     check_reachable,
@@ -40,7 +40,13 @@ from firecaffe.cluster.addresses import (
 )
 from firecaffe.cluster.calls import SideThread
 from firecaffe.cluster.groups import ATTEMPTS, _own_store, choose_interface, meeting
-from firecaffe.cluster.hosts import Hosts, OwnClockState, check_hosts_options, wait_for_endpoint
+from firecaffe.cluster.hosts import (
+    Hosts,
+    OwnClockState,
+    check_hosts_options,
+    own_address,
+    wait_for_endpoint,
+)
 from firecaffe.cluster.joining import JoinClient, JoinRequest, JoinServer, _invitation, door_key
 from firecaffe.cluster.launcher import _Launch
 from firecaffe.cluster.secret import SECRET
@@ -140,14 +146,32 @@ def test_where_hosts_may_meet() -> None:
         check_hosts_options(two(""))
 
 
+NOWHERE = "nowhere.invalid"
+"""RFC 6761: never resolves."""
+
+
 def test_a_name_that_nobody_knows_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    nowhere = "nowhere.invalid"  # RFC 6761: never resolves
-    with pytest.raises(LaunchError, match=f"--rdzv-endpoint {nowhere}:29400"):
-        check_hosts_options(two(f"{nowhere}:29400"))
-    monkeypatch.setenv("MASTER_ADDR", nowhere)
+    monkeypatch.setenv("MASTER_ADDR", NOWHERE)
     monkeypatch.setenv("MASTER_PORT", "29400")
-    with pytest.raises(LaunchError, match=f"MASTER_ADDR names '{nowhere}'"), meeting(2):
+    with pytest.raises(LaunchError, match=f"MASTER_ADDR names '{NOWHERE}'"), meeting(2):
         pass
+
+
+def test_the_endpoints_name_may_become_known_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod's is known once it is placed, which may be after the others have started."""
+    errors, look_up = iter([socket.gaierror(-2, "Name or service not known")]), socket.getaddrinfo
+
+    def look_up_later(_: str, *rest: Any, **more: Any) -> Any:
+        for error in errors:
+            raise error
+        return look_up(LOOPBACK, *rest, **more)
+
+    monkeypatch.setattr(addresses, "TRY_S", 0.01)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up_later)
+    place = "pod-0.job:29400"
+    check_hosts_options(two(place))
+    assert own_address(two(place)) in own_addresses(LOOPBACK)
+    assert not list(errors)
 
 
 def test_who_listens_where_hosts_meet() -> None:
@@ -157,19 +181,27 @@ def test_who_listens_where_hosts_meet() -> None:
     assert wait_for_endpoint(two(place))
 
 
-def test_a_host_that_does_not_come_is_waited_for_and_named(
+def test_who_does_not_come_is_waited_for_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A launcher, also one whose host is not known; and rank 0, by a rank of another host."""
     place = join_place(LOOPBACK, free_port())
     monkeypatch.setattr(hosts, "is_here", lambda _: False)
-    monkeypatch.setattr(hosts, "SAY_EVERY_S", 0.0)
-    monkeypatch.setattr(hosts, "TRY_S", 0.01)
+    monkeypatch.setattr(groups, "is_alone", lambda _: False)
+    monkeypatch.setattr(addresses, "SAY_EVERY_S", 0.0)
+    monkeypatch.setattr(addresses, "TRY_S", 0.01)
     monkeypatch.setattr(hosts, "PATIENCE_S", 0.05)
-    with pytest.raises(LaunchError, match=place):
-        wait_for_endpoint(two(place))
-    lines = capsys.readouterr().err.splitlines()
-    assert lines
-    assert all(place in line for line in lines)
+    patience, (host, port) = timedelta(seconds=0.05), place.split(":")
+    for wait, where, advice in (
+        (partial(wait_for_endpoint, two(place)), place, "start one"),
+        (partial(wait_for_endpoint, two(f"{NOWHERE}:29400")), NOWHERE, "start one"),
+        (partial(groups._store.__wrapped__, (host, port), 1, 2, patience), place, "firewall"),
+    ):
+        with pytest.raises(LaunchError, match=f"{where}.*{advice}"):
+            wait()
+        lines = capsys.readouterr().err.splitlines()
+        assert lines
+        assert all(where in line for line in lines)
 
 
 def test_who_is_there_is_said_until_all_are_or_time_is_over(
