@@ -64,7 +64,7 @@ MEETING_S = PATIENCE_S + 60.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """Signals that are passed on to the ranks."""
 
-HOPELESS = {*range(2, 9)} - {LaunchError.exit_code}
+HOPELESS = {*range(2, 9)}
 """Exit codes of errors that would recur after a restart; see errors.py."""
 
 
@@ -111,6 +111,7 @@ class FaultAgent(SimpleElasticAgent):
         self.ended_by_us: set[int] = set()
         """Global ranks that the agent has ended."""
         self._hosts: frozenset[Any] = frozenset()  # of this attempt, or the one before
+        self._is_first = True  # nobody has trained yet
         self._is_late = False  # this host came to the run of others
         self._others_are_late = False
         self.is_refused = False
@@ -183,9 +184,9 @@ class FaultAgent(SimpleElasticAgent):
         self._ends = ExitAgreement(lasting, attempt, here, rendezvous.hosts_there)
 
     def _note_hosts(self, hosts: frozenset[Any], attempt: int) -> None:
-        is_first = not self._hosts
-        self._is_late = self.is_elastic and is_first and attempt > 0
-        self._others_are_late = self.is_elastic and not is_first and not hosts <= self._hosts
+        is_new, self._is_first = not self._hosts, attempt == 0
+        self._is_late = self.is_elastic and is_new and not self._is_first
+        self._others_are_late = self.is_elastic and not is_new and not hosts <= self._hosts
         self._hosts = hosts
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -271,16 +272,16 @@ class FaultAgent(SimpleElasticAgent):
         causes = [f for rank, f in failures.items() if rank not in self.ended_by_us]
         codes = {failure.exitcode for failure in causes}
         # What is wrong before the first step with a new host is that host's fault: it ends alone.
-        is_hopeless = bool(codes & HOPELESS) and not any(cause.has_trained for cause in causes)
-        self.is_refused = self._is_late and is_hopeless
+        is_unfit = bool(codes & HOPELESS) and not any(cause.has_trained for cause in causes)
+        self.is_refused = self._is_late and is_unfit
+        # Ranks that cannot meet are hopeless at the first start: later, a lost one may be the cause.
+        hopeless = HOPELESS if self._is_first else HOPELESS - {LaunchError.exit_code}
         is_asked = self.is_elastic and {cause.is_asked_elsewhere for cause in causes} == {True}
-        self._is_left = is_asked or (self._others_are_late and is_hopeless)
-        is_first = self._remaining_restarts == worker_group.spec.max_restarts
+        self._is_left = is_asked or (self._others_are_late and is_unfit)
         if self._is_left:
             # Another host leaves. The ranks continue on the hosts that stay.
             self._remaining_restarts += 1
-        # A LaunchError is hopeless at the first start only: later, a lost rank may be the cause.
-        elif codes & {*HOPELESS, *TOGETHER} or (is_first and LaunchError.exit_code in codes):
+        elif self.is_refused or codes & {*hopeless, *TOGETHER}:
             self._remaining_restarts = 0
         return self._failed(failures)
 

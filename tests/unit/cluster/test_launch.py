@@ -143,6 +143,7 @@ def test_hosts_that_cannot_meet_again_are_told_where_and_why(
     assert all(part in said for part in ("meet again", "node-a:29500", word))
 
 
+@pytest.mark.parametrize("code", [AgreementError.exit_code, LaunchError.exit_code])
 @pytest.mark.parametrize(
     ("hosts", "attempt", "goes_on", "is_refused"),
     [
@@ -153,20 +154,22 @@ def test_hosts_that_cannot_meet_again_are_told_where_and_why(
     ],
 )
 def test_a_late_host_that_cannot_join_ends_alone(
-    hosts: list[str], attempt: int, goes_on: bool, is_refused: bool, tmp_path: Path
+    hosts: list[str], attempt: int, goes_on: bool, is_refused: bool, code: int, tmp_path: Path
 ) -> None:
+    """It has another recipe, or reaches the endpoint alone."""
     agent = FaultAgent.__new__(FaultAgent)
     agent.is_elastic, agent._hosts, agent.ended_by_us = True, frozenset(), set()
     agent._signal, agent._remaining_restarts = None, 2
     for there in hosts:
         agent._note_hosts(frozenset(there), attempt)
-    ended: Any = SimpleNamespace(pid=1, poll=lambda: AgreementError.exit_code)
+    ended: Any = SimpleNamespace(pid=1, poll=lambda: code)
     agent._ranks = {0: RankProcess(0, ended, tmp_path / "none")}
     agent._released = cast(ReleasedRanks, SimpleNamespace(look=lambda _: True, ranks=set()))
     group = cast(WorkerGroup, SimpleNamespace(spec=SimpleNamespace(max_restarts=2)))
     agent._monitor_workers(group)
     assert (agent._is_left, agent.is_refused) == (goes_on, is_refused)
-    assert agent._remaining_restarts == (3 if goes_on else 0)
+    may_pass = code == LaunchError.exit_code and attempt > 0 and not is_refused
+    assert agent._remaining_restarts == (3 if goes_on else 2 if may_pass else 0)
 
 
 @pytest.mark.parametrize(
