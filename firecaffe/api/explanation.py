@@ -287,7 +287,10 @@ def _fault(folder: Path) -> list[str]:
     if not (folder / NAME).is_file():
         return []
     fault = read_run_file(folder, NAME)
-    return [f"fault: {fault.get('line')} ({fault.get('then')})"]
+    faults = [fault, *fault.get("earlier", [])]
+    if (folder / "result.json").is_file():  # its ranks were asked to stop as a host came or left
+        faults = [fault for fault in faults if fault.get("kind") != "preempted"]
+    return [f"fault: {fault.get('line')} ({fault.get('then')})" for fault in faults[:1]]
 
 
 def _explain_traces(paths: Sequence[Path]) -> Explained:

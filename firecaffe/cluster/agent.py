@@ -274,7 +274,7 @@ class FaultAgent(SimpleElasticAgent):
         # What is wrong before the first step with a new host is that host's fault: it ends alone.
         is_unfit = bool(codes & HOPELESS) and not any(cause.has_trained for cause in causes)
         self.is_refused = self._is_late and is_unfit
-        # Ranks that cannot meet are hopeless at the first start: later, a lost one may be the cause.
+        # That ranks cannot meet is hopeless at the first start: later, one may be lost.
         hopeless = HOPELESS if self._is_first else HOPELESS - {LaunchError.exit_code}
         is_asked = self.is_elastic and {cause.is_asked_elsewhere for cause in causes} == {True}
         self._is_left = is_asked or (self._others_are_late and is_unfit)

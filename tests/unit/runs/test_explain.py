@@ -182,7 +182,11 @@ def test_a_run_whose_hosts_changed_is_explained_by_the_steps_of_the_last(tmp_pat
     gone = run / "timings/rank-2.jsonl"
     gone.write_text("".join(gone.read_text().splitlines(keepends=True)[:40]))
     (run / "result.json").write_text("{}")
+    lost = {"kind": "killed", "line": "rank 2 was killed", "then": "restart 1 of 3"}
+    came = {"kind": "preempted", "line": "rank 0 was asked to stop", "then": "this attempt ended"}
+    (run / "fault.json").write_text(json.dumps({**came, "earlier": [lost]}))
     found = firecaffe.explain(run)
+    assert found.lines[-1] == "fault: rank 2 was killed (restart 1 of 3)"
     assert isinstance(found.explanation, Explanation)
     assert [(rank.rank, rank.steps) for rank in found.explanation.ranks] == [(0, 80), (1, 80)]
     assert all(rank.parts_s["compute_s"] == 0.1 for rank in found.explanation.ranks)
