@@ -27,6 +27,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store, TCPStore
 
 from firecaffe.errors import LaunchError
+from firecaffe.value_checks import some_of
 
 SECRET = "FIRECAFFE_SECRET"
 """Environment variable with the secret itself."""
@@ -222,9 +223,8 @@ def accept(
     try:
         while left := missing - peers.keys():
             if time.monotonic() > deadline:
-                raise LaunchError(
-                    f"rank {min(left)} did not call in time, nor did {len(left) - 1} others"
-                )
+                ranks = some_of([str(rank) for rank in sorted(left)])
+                raise LaunchError(f"rank {ranks} did not call in time")
             for rank, peer in callers.look(deadline):
                 if rank in missing - peers.keys():
                     peers[rank] = peer

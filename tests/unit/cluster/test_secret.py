@@ -303,5 +303,5 @@ def test_no_descriptor_left_is_waited_out(met: Met) -> None:
 
 
 def test_who_does_not_come_is_named(met: Met) -> None:
-    with pytest.raises(LaunchError, match="rank 3 did not call in time, nor did 1 others"):
+    with pytest.raises(LaunchError, match="rank 3, 5 did not call in time"):
         accept(met.listener, KEY, {3, 5}, time.monotonic())
