@@ -40,8 +40,8 @@ def check_known(host: str, word: str) -> None:
 
 SAY_EVERY_S = 10.0
 
-TRY_S = 1.0
-"""Seconds for an attempt to reach a listener, and between two attempts."""
+FIRST_S, TRY_S = 0.05, 1.0
+"""Seconds between the first two attempts to reach a listener, and of or between later ones."""
 
 
 def wait_for_listener(
@@ -50,13 +50,14 @@ def wait_for_listener(
     patience_s: float,
     advice: str,
     is_own: Callable[[], bool] = lambda: False,
+    is_silent: bool = False,
 ) -> bool:
-    """Wait until `what` listens at a place, whose name need not be known yet.
+    """Wait until `what` listens at a place, whose name need not be known yet, and say so meanwhile.
 
     Return False as soon as `is_own()`: nobody does, and this process is to. Raises: LaunchError.
     """
     begun_s = said_s = time.monotonic()
-    where = join_place(*place)
+    where, pause_s = join_place(*place), FIRST_S
     while True:
         try:
             socket.create_connection(place, TRY_S).close()
@@ -70,11 +71,12 @@ def wait_for_listener(
             raise LaunchError(
                 f"{what} did not answer at {where} in {patience_s:.0f} s ({reason}); {advice}"
             )
-        if now - said_s >= SAY_EVERY_S:
+        if now - said_s >= SAY_EVERY_S and not is_silent:
             waited = f"{now - begun_s:.0f} of {patience_s:.0f} s"
             say(f"waiting for {what} at {where}, {waited}: {reason}")
             said_s = now
-        time.sleep(TRY_S)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, TRY_S)
 
 
 BACKLOG = 1024

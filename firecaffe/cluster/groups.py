@@ -380,8 +380,9 @@ def _store(place: tuple[str, str], rank: int, world_size: int, timeout: timedelt
     until = time.monotonic() + timeout.total_seconds()
     if rank > 0 and not is_alone(world_size):
         # torch's client says nothing meanwhile, and ends with a stack of C++.
-        where = place[0], int(place[1])
-        wait_for_listener("rank 0", where, timeout.total_seconds(), OPEN_PORTS)
+        where, is_silent = (place[0], int(place[1])), env_int("LOCAL_RANK", 0) > 0
+        patience_s = timeout.total_seconds()
+        wait_for_listener("rank 0", where, patience_s, OPEN_PORTS, is_silent=is_silent)
     while True:
         if is_numbered_by_agent():
             store: Store = next(rendezvous("env://", rank, world_size, timeout=timeout))[0]

@@ -166,7 +166,7 @@ def test_the_endpoints_name_may_become_known_later(monkeypatch: pytest.MonkeyPat
             raise error
         return look_up(LOOPBACK, *rest, **more)
 
-    monkeypatch.setattr(addresses, "TRY_S", 0.01)
+    monkeypatch.setattr(addresses, "FIRST_S", 0.01)
     monkeypatch.setattr(socket, "getaddrinfo", look_up_later)
     place = "pod-0.job:29400"
     check_hosts_options(two(place))
@@ -189,7 +189,7 @@ def test_who_does_not_come_is_waited_for_and_named(
     monkeypatch.setattr(hosts, "is_here", lambda _: False)
     monkeypatch.setattr(groups, "is_alone", lambda _: False)
     monkeypatch.setattr(addresses, "SAY_EVERY_S", 0.0)
-    monkeypatch.setattr(addresses, "TRY_S", 0.01)
+    monkeypatch.setattr(addresses, "FIRST_S", 0.01)
     monkeypatch.setattr(hosts, "PATIENCE_S", 0.05)
     patience, (host, port) = timedelta(seconds=0.05), place.split(":")
     for wait, where, advice in (
