@@ -232,7 +232,10 @@ class _Launch:
         if result is None:
             raise LaunchError("the run ended before this host could join it")
         if result.is_failed():
-            raise self._told(self.agent.last_failures, "the run ended")
+            failures = self.agent.last_failures
+            if failures.keys() <= self.agent.released:  # whether the others have ended is not known
+                raise self._told(failures, GOES_ON, goes_on=True)
+            raise self._told(failures, "the run ended")
         return self.folders
 
     def _not_started(self, error: Exception) -> LaunchError:

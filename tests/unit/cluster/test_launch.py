@@ -10,18 +10,24 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import DistStoreError
-from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerGroup
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerState,
+)
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -141,6 +147,22 @@ def test_hosts_that_cannot_meet_again_are_told_where_and_why(
         launch._run()
     said = capsys.readouterr().err
     assert all(part in said for part in ("meet again", "node-a:29500", word))
+
+
+@pytest.mark.parametrize(("released", "then"), [({1}, "the others go on"), ((), "the run ended")])
+def test_what_follows_the_loss_of_a_hosts_ranks(
+    tmp_path: Path, released: Iterable[int], then: str
+) -> None:
+    """A server goes on without them, though their launcher does not see how it ends."""
+    lost = RankFailure(0, 1, 9, str(tmp_path / "none"))
+    ends = {"run": lambda: RunResult(WorkerState.FAILED), "part": bool, "is_refused": False}
+    launch = bare_launch(last_failures={1: lost}, released={*released}, **ends)
+    launch.met = cast("Rendezvous", SimpleNamespace(shutdown=bool))
+    launch.holds_store = False
+    launch.settle = settle = Mock(side_effect=lambda _, fault, __: fault)
+    with SideThread() as launch.aside, pytest.raises(RankFailedError):
+        launch._run()
+    assert settle.call_args.args[2] == then
 
 
 @pytest.mark.parametrize("code", [AgreementError.exit_code, LaunchError.exit_code])
