@@ -214,7 +214,7 @@ def overlap_share(algorithm: str, network: Network, num_elements: int) -> float:
     size = num_elements
     ours, theirs = (_bytes_by_latency(algorithm, among, size) for among in (network, few))
     if theirs:
-        size = max(ranks, round(size * ours / theirs))
+        size = min(_max_elements(algorithm), max(ranks, round(size * ours / theirs)))
     return _simulated_s(algorithm, few, size) / rounds_only_s(algorithm, few, size)
 
 
