@@ -52,7 +52,8 @@ LINES = 10
 
 def say(line: str) -> None:
     """Print a plain line, once there is no live progress line."""
-    Console(file=kept_stdout(), soft_wrap=True).print(line, markup=False, highlight=False)
+    console = Console(file=kept_stdout(), soft_wrap=True, force_jupyter=False)
+    console.print(line, markup=False, highlight=False)
 
 
 def in_words(metrics: Mapping[str, float], shares: Sequence[str]) -> str:
@@ -65,9 +66,14 @@ class RunProgress:
 
     def __init__(self, title: str, first_step: int, steps: int, shown: bool) -> None:
         out = kept_stdout()
-        # Notebooks set FORCE_COLOR for their children, but that does not make a pipe a terminal.
+        # Notebooks set FORCE_COLOR for their children, but that does not make a pipe a terminal. In
+        # a notebook itself, rich would make each line a display of its own, and not print to `out`.
         self._console = Console(
-            file=out, quiet=not shown, soft_wrap=True, force_terminal=out.isatty()
+            file=out,
+            quiet=not shown,
+            soft_wrap=True,
+            force_terminal=out.isatty(),
+            force_jupyter=False,
         )
         self._title, self._first_step, self._steps = title, first_step, steps
         self._stride = max(1, (steps - first_step) // LINES)

@@ -6,6 +6,7 @@ from math import inf, nan
 from typing import Any
 
 import pytest
+import rich.console
 import torch
 
 from firecaffe.cluster.world import World
@@ -16,7 +17,7 @@ from firecaffe.training.evaluation import Evaluation
 from firecaffe.training.modes import every_step
 from firecaffe.training.modes.every_step import ShareBalancer
 from firecaffe.training.outcome import EVERY, MAX_STEPS, NoiseMeter, StepResult, Timings
-from firecaffe.training.records import RunProgress
+from firecaffe.training.records import RunProgress, say
 from tests.kit.training_fixtures import Capture, Patch
 
 # --- progress -------------------------------------------------------------------------------------
@@ -24,16 +25,22 @@ from tests.kit.training_fixtures import Capture, Patch
 STEP = StepResult(16, 1.5, {}, Timings(1, 0.0, 0.1, 0.0, 0.0, 0.0, 0.1, 1))
 
 
+@pytest.mark.parametrize("in_notebook", [False, True])
 @pytest.mark.parametrize("forced", ["", "1"])
-def test_a_pipe_gets_plain_lines(forced: str, monkeypatch: Patch, capsys: Capture) -> None:
+def test_a_pipe_gets_plain_lines(
+    forced: str, in_notebook: bool, monkeypatch: Patch, capsys: Capture
+) -> None:
     """A notebook sets FORCE_COLOR for the processes that it starts."""
     monkeypatch.setenv("FORCE_COLOR", forced)
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: in_notebook)
     with RunProgress("run", 0, 20, shown=True) as progress:
         for step in range(1, 21):
             progress.step(step, 0.1, STEP)
+    say("the end")
     shown = capsys.readouterr().out
     assert "\x1b" not in shown
     lines = shown.splitlines()
+    assert lines.pop() == "the end"
     assert len(lines) == 10
     assert all("160 samples/s" in line and "s left" in line for line in lines)
 
