@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
-from traceback import FrameSummary, extract_tb, format_exception_only, format_list
+from traceback import FrameSummary, StackSummary, TracebackException, extract_tb
 from typing import Literal
 
 from firecaffe.faults import SAVED, Fault
@@ -70,9 +70,11 @@ def _later_frames(error: BaseException) -> list[FrameSummary]:
 
 
 def _formatted(error: BaseException, frames: list[FrameSummary]) -> str:
-    shown = [frame for frame in frames if not frame.filename.startswith("<frozen importlib")]
-    lines = format_exception_only(error)
-    return "".join(["Traceback (most recent call last):\n", *format_list(shown), *lines])
+    shown = TracebackException.from_exception(error)  # with the errors that it was raised from
+    shown.stack = StackSummary.from_list(
+        [frame for frame in frames if not frame.filename.startswith("<frozen importlib")]
+    )
+    return "".join(shown.format())
 
 
 class FirecaffeError(Exception):

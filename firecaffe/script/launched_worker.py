@@ -14,7 +14,13 @@ if __name__ == "__main__":  # torch, interrupted while it is loaded, would have 
 import torch
 
 from firecaffe.cluster.handover import end_process, leave_report, report
-from firecaffe.errors import FirecaffeError, PeerLostError, RecipeError, memory_full
+from firecaffe.errors import (
+    FirecaffeError,
+    PeerLostError,
+    RecipeError,
+    memory_full,
+    own_traceback,
+)
 from firecaffe.faults import Fault
 from firecaffe.output import outputs_kept
 from firecaffe.script.launch import CALL, CALLER, RETURNED, Caller
@@ -47,6 +53,8 @@ def _ended(folder: Path, caller: Caller) -> int:
 
 
 def _told(error: Exception, caller: Caller) -> int:
+    # The other ranks end at once, and the launcher asks this one to: its exit code is its own.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if isinstance(error, FirecaffeError):
         exit_code = report(error)
         if isinstance(error, PeerLostError):
@@ -54,10 +62,7 @@ def _told(error: Exception, caller: Caller) -> int:
         return exit_code
     fault: Fault | None = getattr(error, "fault", None)
     line = str(failed(caller.function, error)) if fault is None else fault.line
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    text = "".join(traceback.format_exception(error.with_traceback(trace)))
+    text = own_traceback(error) or "".join(traceback.format_exception(error))
     leave_report(line, fault, text)
     return FirecaffeError.exit_code
 

@@ -87,6 +87,18 @@ def loss_fails():
         raise ZeroDivisionError("of the loss")
     return train(loss)
 
+class Late(Net):
+    calls = 0
+    def forward(self, images):
+        Late.calls += 1
+        if os.environ["RANK"] == "1" and Late.calls > 8:  # in the third step
+            os.environ["TESTS_WHOLE_END"] = "1"  # this rank's end takes longer than the other's
+            raise KeyError("of forward") from IndexError("of a sample")
+        return super().forward(images)
+
+def one_fails_in_training():
+    return firecaffe.train(RECIPE, Late, data(64), data(32))
+
 def ends():
     sys.exit(9 if os.environ["RANK"] == "1" else 0)
 
@@ -108,6 +120,7 @@ print(json.dumps({
     "one fails": told(one_fails, 2),
     "all fail": told(all_fail, 2),
     "own loss": told(loss_fails, 2),
+    "in training": told(one_fails_in_training, 2),
     "recipe": told(lambda: firecaffe.train(wrong, Net, data(64), data(32)), 2),
     "ends": told(ends, 2),
     "killed": told(is_killed, 1),
@@ -169,6 +182,7 @@ def test_what_goes_wrong_is_one_line_with_its_rank_and_its_code(tmp_path: Path) 
         "one fails": (1, ["rank 1", "one_fails", "KeyError", "of one"], "in one_fails"),
         "all fail": (1, ["rank", "all_fail", "ValueError", "of all"], "in all_fail"),
         "own loss": (2, ["rank", "ZeroDivisionError", "of the loss"], "in loss"),
+        "in training": (1, ["rank 1", "KeyError", "of forward"], "IndexError: of a sample"),
         "recipe": (2, ["rank", "train.micro_batch_size"], ""),
         "ends": (9, ["rank 1", "ends", "9"], ""),
         "killed": (10, ["rank 0", "SIGKILL", "start it again"], ""),
@@ -186,6 +200,7 @@ def test_what_goes_wrong_is_one_line_with_its_rank_and_its_code(tmp_path: Path) 
         assert bool(notes) == bool(of_traceback), (what, notes)
         assert of_traceback in notes
         assert notes.count("Traceback") == bool(of_traceback)
+        assert "firecaffe" not in owners(notes), "the traceback is of the user's code"
     assert "Traceback" not in done.stderr
 
 
