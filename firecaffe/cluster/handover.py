@@ -60,6 +60,11 @@ def report_uncaught() -> None:
         sys.excepthook = _Hook(sys.excepthook)
 
 
+def holds_session() -> bool:
+    """Return whether a prompt or a notebook runs here: the process holds a person's data."""
+    return hasattr(sys, "ps1") or bool(sys.flags.inspect)
+
+
 class _Hook:
     def __init__(self, before: Callable[..., object]) -> None:
         self.before = before
@@ -72,7 +77,7 @@ class _Hook:
             return
         with _real_stderr():
             report(error)
-        if hasattr(sys, "ps1") or sys.flags.inspect:  # at a prompt, or `python -i`
+        if holds_session():
             return
         if isinstance(error, PeerLostError):
             end_process(error.exit_code)  # a thread may still wait for that rank

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from firecaffe.cluster.agree import broadcast, broadcast_text, gather_text
-from firecaffe.cluster.handover import LAUNCHED
+from firecaffe.cluster.handover import LAUNCHED, holds_session
 from firecaffe.cluster.process_settings import SAME_S, handlers_kept
 from firecaffe.cluster.world import FOLDER, World, own_folder_key
 from firecaffe.errors import (
@@ -319,7 +319,7 @@ def report_faults(world: World) -> Iterator[FaultWriter]:
 
 # Sent by schedulers before they take the machine, by Ctrl-C, and by a terminal that is closed. A
 # second one, `SAME_S` seconds later or more, ends the process at once. Without a launcher a second
-# Ctrl-C always does, because a person presses it.
+# Ctrl-C always does, because a person presses it; in a notebook it ends the training alone.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 
 CTRL_C = b"\nfirecaffe: stops after this step, with a checkpoint; Ctrl-C again ends it at once\n"
@@ -350,6 +350,8 @@ class StopRequest:
         now = time.monotonic()
         is_person = number == signal.SIGINT and "RANK" not in os.environ
         if self._asked and (is_person or now - self._heard_s > SAME_S):
+            if is_person and holds_session():
+                raise KeyboardInterrupt
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         if not self._asked:

@@ -6,6 +6,7 @@ mpirun or a shell has started: each says on its own stderr how it ends.
 import multiprocessing
 import os
 import signal
+import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -88,6 +89,17 @@ def test_a_second_ctrl_c_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> No
         signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
     assert sent == [(os.getpid(), signal.SIGINT)]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_second_ctrl_c_leaves_a_notebook_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("the kernel would end"))
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == before
 
 
