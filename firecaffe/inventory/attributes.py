@@ -78,8 +78,9 @@ def _kept(path: str, value: Any, known: set[int], depth: int) -> Iterator[tuple[
             yield path, value
         return
     if isinstance(value, CONTAINERS):
-        yield f"len({path})", len(value)
-        items = _items(path, value) if len(value) <= FEW else []
+        length = _kind(value).__len__(value)
+        yield f"len({path})", length
+        items = _items(path, value) if length <= FEW else []
     elif type(value).__module__.startswith("firecaffe."):
         items = [(path, getattr(value, word)) for word in OURS if hasattr(value, word)]
     else:
@@ -121,8 +122,9 @@ def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tupl
                 known.add(id(module))
                 yield from _of_module(f"{path}.{name}" if name else path, module, known)
     elif isinstance(value, CONTAINERS) and depth:
-        yield f"len({path})", len(value)
-        for inner, item in _items(path, value):
+        items = _items(path, value)
+        yield f"len({path})", len(items)
+        for inner, item in items:
             yield from _leaves(inner, item, known, depth - 1)
     elif _is_known(value):
         yield path, value
@@ -134,8 +136,14 @@ def _leaves(path: str, value: Any, known: set[int], depth: int) -> Iterator[tupl
             yield from _leaves(f"{path}.{word}", item, known, depth - 1)
 
 
+def _kind(container: Any) -> Any:
+    """Return the built-in type of a container, whose methods a user's type may not have."""
+    return next(kind for kind in CONTAINERS if isinstance(container, kind))
+
+
 def _items(path: str, container: Any) -> list[tuple[str, Any]]:
-    inside = container.items() if isinstance(container, dict) else enumerate(container)
+    kind = _kind(container)
+    inside = dict.items(container) if kind is dict else enumerate(kind.__iter__(container))
     return [(f"{path}[{key!r}]", item) for key, item in inside]
 
 

@@ -26,22 +26,19 @@ from firecaffe.inventory.attributes import (
     carried_over,
 )
 from firecaffe.inventory.findings import MEAN, RAISED, UNKNOWN, WHOLE, check_reduction, mean_of
-from firecaffe.inventory.network_state import (
-    Changes,
-    ForwardWatch,
-    check_state,
-    kinds_of,
-)
+from firecaffe.inventory.network_state import Changes, ForwardWatch, check_state, kinds_of
 from tests.kit.training_modules import Composed
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+
+Closed = type("Closed", (tuple,), {"__len__": None, "__iter__": None})  # as of e3nn
 
 
 class Holder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.count, self.word = 0, "a"
-        self.list: list[Any] = [0, {"deep": (torch.zeros(2), None)}]
+        self.list: list[Any] = [0, {"deep": Closed((torch.zeros(2), None))}]
         self.array = np.zeros(3)
         self.of_torch, self.of_python = torch.Generator(), random.Random(0)
         self.of_numpy = np.random.default_rng(0)
