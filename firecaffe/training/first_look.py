@@ -1,6 +1,8 @@
 """Examines a network before its first step, and restores its parameters and buffers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +27,9 @@ from firecaffe.inventory.world_queries import check_queries, world_queries
 from firecaffe.tasks.task import leaves_labels_out
 from firecaffe.training.evaluation import evaluating
 from firecaffe.training.forward import Forward, match_format, seed_random
+
+FACTOR, SUMMAND = 1 + 2**-6, 2**-20
+"""How far weights are moved: a moving average of 0.9999 shows it in float32, of zeros too."""
 
 
 class FirstLook:
@@ -69,12 +74,13 @@ class FirstLook:
             changes, outputs, value = self._at(first)
         check_queries(asked)
         after = self._attributes()
-        if other is not None:
-            self._at(other)
+        with self._trained_moved():
+            frozen = self._at(first if other is None else other)[0].frozen
         _, _, again = self._at(first)
         carried = carried_over(begun, after, self._attributes())
         repeats = again == value or not is_repeatable(self.forward)
         loss = mean_of("loss", self.forward.task.loss, outputs, first[1])
+        changes = replace(changes, frozen=list(dict.fromkeys(changes.frozen + frozen)))
         self._check_frozen(changes.frozen)
         if changes.frozen:
             self.forward.keep(changes.frozen)
@@ -130,6 +136,22 @@ class FirstLook:
     def _attributes(self) -> Digests:
         of_loss = attributes_of_loss(self.forward.task.loss)
         return attributes_of(self.forward.model) | of_loss
+
+    @contextmanager
+    def _trained_moved(self) -> Iterator[None]:
+        """Move the trained parameters in the block, as an update does.
+
+        A teacher that begins as a copy of the network does not change before the network has.
+        """
+        weights = self.forward.model.parameters()
+        trained: list[Tensor] = [weight for weight in weights if weight.requires_grad]
+        kept = [weight.detach().clone() for weight in trained]
+        with torch.no_grad():
+            torch._foreach_mul_(trained, FACTOR)
+            torch._foreach_add_(trained, SUMMAND)
+        yield
+        with torch.no_grad():
+            torch._foreach_copy_(trained, kept)
 
     @torch.no_grad()
     def _put_back(self) -> None:

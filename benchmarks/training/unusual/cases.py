@@ -108,7 +108,9 @@ CASES: dict[str, Case] = {
     "fake quantization": Case(fake_quantized),
     "fake quantization of ReLU": Case(lambda: fake_quantized(nn.ReLU())),
     "teacher, frozen": Case(lambda: around(Teacher()), told="teacher.weight"),
-    "teacher, other memory": Case(lambda: around(Teacher(by_data=True)), told="teacher.weight"),
+    "teacher, other memory": Case(
+        lambda: around(Teacher(by_data=True, copied=True)), told="teacher.weight"
+    ),
     "teacher, hidden": Case(lambda: around(Teacher(hidden=True)), told="teacher[0]", doubted=True),
     "Embedding, max_norm": Case(lambda: of.Words(max_norm=0.5), ends="max_norm"),
     "weights that forward clips": Case(lambda: around(refused.Clipping()), ends="layer.weight"),
