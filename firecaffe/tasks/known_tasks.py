@@ -4,6 +4,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
+
+from torch import nn
 
 from firecaffe.errors import RecipeError
 from firecaffe.runs.measure import LOSS
@@ -118,6 +121,7 @@ def check_own_task(task: Task) -> None:
             f"task.loss is {shown(task.loss)}; expected a function of (outputs, targets), as "
             "torch.nn.CrossEntropyLoss() is"
         )
+    check_parameters("task.loss", task.loss)
     for name in task.metrics:
         is_name = isinstance(name, str) and name.isidentifier()
         if not is_name or name in RESERVED or name.startswith("validation_"):
@@ -127,6 +131,15 @@ def check_own_task(task: Task) -> None:
                 f"others, as {', '.join(RESERVED[:7])}"
             )
     _check_direction(task)
+
+
+def check_parameters(word: str, loss: Any) -> None:
+    """Raise RecipeError if a loss has parameters, because nothing would train them."""
+    if isinstance(loss, nn.Module) and any(weight.requires_grad for weight in loss.parameters()):
+        raise RecipeError(
+            f"{word} is {type(loss).__name__}, which has parameters, and the network's alone are "
+            "trained; make them the network's, and let it return what the loss needs"
+        )
 
 
 def _check_direction(task: Task) -> None:

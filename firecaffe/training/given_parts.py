@@ -35,7 +35,7 @@ from firecaffe.models.network import freeze, made_by, make_network
 from firecaffe.recipe.sections import Recipe
 from firecaffe.schema import read_file
 from firecaffe.tasks import OWN_TASK, Loss, Task, TaskConfig, task_of
-from firecaffe.tasks.known_tasks import check_own_task
+from firecaffe.tasks.known_tasks import check_own_task, check_parameters
 from firecaffe.tasks.task import over_samples
 from firecaffe.training.forward import seed_random, set_memory_format
 from firecaffe.training.parallel.mesh import check_is_whole
@@ -202,13 +202,7 @@ def place_model(model: nn.Module, recipe: Recipe, device: torch.device) -> None:
 
 def check_loss_and_task(recipe: Recipe, loss: Any, task: Any) -> None:
     """Check the `loss` and the `task` of `firecaffe.train`. Raises: RecipeError."""
-    if isinstance(loss, nn.Module) and any(
-        parameter.requires_grad for parameter in loss.parameters()
-    ):
-        raise RecipeError(
-            f"loss is {type(loss).__name__}, which has parameters, and the network's alone are "
-            "trained; make them the network's, and let it return what the loss needs"
-        )
+    check_parameters("loss", loss)
     if loss is not None and (isinstance(loss, type) or not callable(loss)):
         raise RecipeError(
             f"loss is {shown(loss)}; expected a function of (outputs, labels), as "

@@ -223,6 +223,10 @@ OTHERS: Misuses = {
         {"task": firecaffe.Task(nn.CrossEntropyLoss(), {"data_wait": len_of})},
         ["'data_wait'", "result.json"],
     ),
+    "a task's loss with parameters": (
+        {"task": firecaffe.Task(nn.AdaptiveLogSoftmaxWithLoss(3, 3, [1], 1.0))},
+        ["task.loss", "has parameters"],
+    ),
     "a metric called as a validation": (
         {"task": firecaffe.Task(nn.CrossEntropyLoss(), {"validation_error": len_of})},
         ["'validation_error'"],
