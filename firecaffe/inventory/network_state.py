@@ -16,6 +16,9 @@ EXTRA_STATE = "_extra_state"
 EXTRA_STATE_BYTES = "extra_state_bytes"
 """The buffer that holds extra state while a network is trained; see `models.extra_state`."""
 
+AT_FIRST = "if only the first forward does, call the network once where it is made"
+"""The remedy for what a network initializes by the data that it first sees (ActNorm, SVGP)."""
+
 
 @dataclass(frozen=True)
 class Kinds:
@@ -224,7 +227,7 @@ class ForwardWatch:
         if new := [name for name in now if name not in self._parameters]:
             raise RecipeError(
                 f"forward makes the parameter {new[0]}, which no optimizer has; expected all of "
-                "them as the network is made"
+                f"them as the network is made; {AT_FIRST}"
             )
         return changed
 
@@ -251,8 +254,9 @@ class ForwardWatch:
             )
         return (
             f"{said}, so that the number of workers decides it; expected that the optimizer alone "
-            "does. Compute what forward uses from the parameter (torch.nn.utils.parametrize), or "
-            "keep what changes by itself in a buffer"
+            "does. Freeze what follows others (requires_grad_(False)), compute what forward uses "
+            "from the parameter (torch.nn.utils.parametrize), or keep what changes by itself in a "
+            f"buffer; {AT_FIRST}"
         )
 
     def check_buffers(self) -> None:
@@ -264,11 +268,13 @@ class ForwardWatch:
                 raise RecipeError(
                     f"forward makes another kind of tensor of the buffer {name}: it was "
                     f"{_shape_and_kind(before)}, and is {kind}; expected the same shape and type, "
-                    "as large as it will ever be"
+                    "as large as it will ever be, or a plain attribute, if forward writes it "
+                    f"before it reads it; {AT_FIRST}"
                 )
         if new := [name for name in now if name not in self._buffers]:
             raise RecipeError(
-                f"forward makes the buffer {new[0]}; expected all of them as the network is made"
+                f"forward makes the buffer {new[0]}; expected all of them as the network is made; "
+                f"{AT_FIRST}"
             )
 
 
