@@ -101,7 +101,15 @@ def _query_name(frame: FrameType) -> str:
         return ""
     if function.startswith(HARMLESS) or _is_of_library(frame):
         return ""
-    return function
+    return function if function == SIZE else f"{function} of torch.distributed in {_caller(frame)}"
+
+
+def _caller(frame: FrameType) -> str:
+    """Return the module that calls a function of torch.distributed, which its log wraps."""
+    module, before = "", frame.f_back
+    while before is not None and (not module or module.endswith("c10d_logger")):
+        module, before = str(before.f_globals.get("__name__")), before.f_back
+    return module
 
 
 def _is_of_library(frame: FrameType, through: Sequence[str] = ()) -> bool:
@@ -125,9 +133,9 @@ def check_queries(asked: Sequence[str]) -> None:
     sent = [name for name in asked if name not in (*VARIABLES, SIZE)]
     if sent:
         raise RecipeError(
-            f"forward or the loss calls {sent[0]} of torch.distributed, so that the ranks decide "
-            "what it computes, and wait for each other where they have unequally many "
-            "micro-batches; expected a function of its micro-batch"
+            f"forward or the loss calls {sent[0]}, so that the ranks decide what it computes, and "
+            "wait for each other where they have unequally many micro-batches; expected a function "
+            "of its micro-batch"
         )
 
 
