@@ -306,7 +306,7 @@ class GradientReducer:
     def finite(self) -> Tensor:
         """Tell whether each mean gradient (with shards, this rank's part) is finite: bool."""
         if not self.parameters:
-            return torch.ones(0, dtype=torch.bool)
+            return torch.ones(0, dtype=torch.bool, device=self._unused.device)
         # A bucket at a time costs less than a parameter at a time.
         if not self.queue.is_async and all_finite(map(self._means_in, self.buckets)):
             return torch.ones(len(self.parameters), dtype=torch.bool)

@@ -161,7 +161,7 @@ class PartSums:
         self.parameters = list(named.values())
         self._column, self._row_size = column, row_size
         self._is_alone = column.world_size == 1
-        self.finite = torch.ones(len(self.names), dtype=torch.bool)
+        self.finite = torch.ones(len(self.names), dtype=torch.bool, device=column.device)
         """Whether each mean is finite, in the order of `names`; set by `finish`."""
         self.set_shares(shares)
 
@@ -221,7 +221,7 @@ class PartSums:
             # What a codec kept back may arrive in a later step that does not use the parameter.
             has_any = used or (self.codec is not None and bool(mean.any()))
             parameter.grad = mean.view_as(parameter) if has_any else None
-        self.finite = torch.stack([is_finite for _, is_finite in results]).cpu()
+        self.finite = torch.stack([is_finite for _, is_finite in results])
 
     def _mean(
         self, nodes: Sequence[Node], vectors: Sequence[Tensor], weight: float

@@ -21,6 +21,7 @@ from firecaffe.exchange.route import find_route
 from firecaffe.gradients.reducer import GradientReducer
 from firecaffe.gradients.threads import ExchangeThreads
 from firecaffe.gradients.totals import covered_s
+from firecaffe.training.updates.part_sums import PartSums
 from firecaffe.transport.exchange import Exchange
 from firecaffe.transport.queue import Queue
 
@@ -190,6 +191,20 @@ def test_a_gradient_that_comes_in_parts_is_refused() -> None:
     with pytest.raises(RecipeError, match="use_reentrant=False"):
         reducer.add(0, hidden.sum(), [])
     reducer.close()
+
+
+def test_what_is_finite_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank with parts of layers puts those of whole tensors and of parts together."""
+    device = torch.device("meta")
+    tail, counts = [torch.zeros(1, device=device)], torch.zeros(2, device=device)
+    whole = GradientReducer({}, [], tail, counts, 1, alone(), bucket_bytes=1)
+    part = nn.Parameter(torch.zeros(6, device=device))
+    sums = PartSums({"part": part}, Group(0, 1, device), 1, (range(1),))
+    sums.begin(None)
+    sums.add([(0, {part: torch.ones(6, device=device)})])
+    monkeypatch.setattr(Tensor, "tolist", lambda uses: [1.0] * len(uses))  # the device has none
+    sums.finish(1.0)
+    assert torch.cat([whole.finite(), sums.finite]).device == device
 
 
 def test_time_that_two_exchanges_share_counts_once() -> None:

@@ -160,6 +160,7 @@ class ServerMemory:
     @torch.no_grad()
     def load(self, stored: Stored) -> None:
         now = self._now()
+        device = next((tensor.device for tensor in now.values()), None)
         for path in stored:
             try:
                 kind, where, *rest = path.split("/")
@@ -174,7 +175,7 @@ class ServerMemory:
                     if kind == "gradient":
                         gradient.tensors[name] = _like(now[name], stored[path])
                     else:
-                        _put(gradient.tail, int(name), stored[path])
+                        _put(gradient.tail, int(name), stored[path].to(device))
             except (KeyError, ValueError, RuntimeError) as error:
                 raise CheckpointError(
                     f"checkpoint holds {stored.full_name(path)}, which this training does not have"

@@ -15,7 +15,7 @@ from firecaffe.solvers.config import SolverConfig, needs_norms
 from firecaffe.solvers.optimizer import SOLVERS, make_optimizer
 from firecaffe.synchrony.config import SynchronyConfig
 from firecaffe.synchrony.events import Event, Pull, Push
-from firecaffe.synchrony.server_policies import Asynchronous, Work
+from firecaffe.synchrony.server_policies import Asynchronous, Leaf, Work
 from firecaffe.training.evaluation_weights import Ema
 from firecaffe.training.modes.served import owners as of_ranks
 from firecaffe.training.modes.served.owner import (
@@ -29,8 +29,9 @@ from firecaffe.training.modes.served.owner import (
 )
 from firecaffe.training.modes.served.owner_messages import RemoteOwner
 from firecaffe.training.modes.served.server import Server, UpdateSettings, late_rule
-from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient, Parcel
+from firecaffe.training.modes.served.server_memory import ALIGNMENT, Gradient, Parcel, ServerMemory
 from firecaffe.training.modes.served.work_gradient import Contribution, UpdateOrder
+from firecaffe.training.tensor_file import InMemory
 from firecaffe.training.updates.every_rank import Applier
 from tests.kit.training import ALONE
 from tests.kit.training_steps import Worker, state_of
@@ -219,3 +220,12 @@ def test_owners_that_are_cut_end_without_an_order() -> None:
     cut_owners.cut()
     assert cut_owners.join(60)
     cut_owners.check()
+
+
+def test_what_waits_in_a_checkpoint_comes_to_the_device_of_the_weights() -> None:
+    net = nn.Linear(2, 2, device="meta")
+    kept = ServerMemory(net, dict(net.named_parameters()), squares=False)
+    stored = {"gradient/1.0/bias": torch.zeros(2), "tail/1.0/0": torch.zeros(1)}
+    kept.load(InMemory(stored))
+    waiting = kept.gradients[Leaf(1, 0)]
+    assert all(tensor.is_meta for tensor in (*waiting.tensors.values(), *waiting.tail))
