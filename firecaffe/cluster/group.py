@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from firecaffe.cluster.groups import backend_for, destroy, lazy_connections
+from firecaffe.cluster.groups import backend_for, keep_for_ever, lazy_connections
 from firecaffe.cluster.neighbors import RankProgress
 from firecaffe.cluster.process_settings import non_preempting_threads
 from firecaffe.cluster.watch import Watch
@@ -144,7 +144,11 @@ def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
             members=members,
         )
     finally:
-        destroy(made, is_lost=world.watch.fault is not None)
+        if world.watch.fault is not None:  # then the world's end aborts all groups together
+            keep_for_ever(*made)
+        else:
+            for group in made:
+                dist.destroy_process_group(group)
 
 
 def _new(part: Sequence[int], world: Group) -> ProcessGroup:

@@ -13,7 +13,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import DistNetworkError, DistStoreError, ProcessGroup
-from torch.distributed.distributed_c10d import _get_process_group_store
+from torch.distributed.distributed_c10d import _abort_process_group, _get_process_group_store
 from torch.distributed.rendezvous import rendezvous
 
 from firecaffe.cluster.addresses import (
@@ -165,22 +165,16 @@ class Groups:
     """Whether torch.distributed was initialized for these groups."""
 
     def leave(self, is_lost: bool = False) -> None:
-        """Destroy the groups, and the world if it was made for them."""
-        groups = (self.main, self.exchange)
-        if self.made_world:
-            if is_lost:
-                keep_for_ever(*groups, dist.group.WORLD)
-            dist.destroy_process_group()
-        else:
-            destroy(groups, is_lost)
+        """Destroy the groups, and the world if it was made for them.
 
-
-def destroy(groups: Iterable[ProcessGroup], is_lost: bool) -> None:
-    """Destroy groups. is_lost: whether an operation may still wait in them for a lost rank."""
-    for group in groups:
+        is_lost: whether an operation may still wait in them for a lost rank.
+        """
         if is_lost:
-            keep_for_ever(group)
-        dist.destroy_process_group(group)
+            keep_for_ever(self.main, self.exchange, dist.group.WORLD)
+        # NCCL destroys a group once all its ranks do so, and aborts one alone.
+        end = _abort_process_group if is_lost else dist.destroy_process_group
+        for group in (None,) if self.made_world else (self.main, self.exchange):
+            end(group)
 
 
 def keep_for_ever(*groups: ProcessGroup | None) -> None:

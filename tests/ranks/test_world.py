@@ -17,12 +17,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.distributed import ProcessGroup
 
 import firecaffe
 from firecaffe.cluster import links
 from firecaffe.cluster.agree import gather_text
 from firecaffe.cluster.group import check_parts, divide
+from firecaffe.cluster.groups import Groups
 from firecaffe.cluster.process_settings import non_preempting_threads
 from firecaffe.cluster.world import World, join
 from firecaffe.errors import PeerLostError
@@ -227,6 +229,25 @@ def test_threads_of_gloo_interrupt_nobody_but_those_of_a_script_may(ranks: Ranks
         for seen, num_theirs in zip(found, (1, 2, 2), strict=True):
             assert seen.count(theirs) <= num_theirs
             assert set(seen[num_theirs:]) == {ours}
+
+
+@pytest.mark.parametrize("made_world", [True, False])
+def test_groups_of_a_lost_rank_are_aborted(
+    made_world: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's shutdown waits for all ranks of a group."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    ended = []
+    try:
+        groups = Groups(dist.new_group(), dist.new_group(), HashStore(), made_world)
+        with monkeypatch.context() as instead:
+            for way in ("shutdown", "abort"):
+                instead.setattr(ProcessGroup, way, lambda _, way=way: ended.append(way))
+            groups.leave(is_lost=True)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    assert ended == ["abort"] * (3 if made_world else 2)
 
 
 def test_where_a_container_forbids_it_threads_begin_as_ever(
