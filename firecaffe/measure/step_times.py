@@ -36,7 +36,7 @@ from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.recipe.checked_recipe import CheckedRecipe
 from firecaffe.solvers.optimizer import make_optimizer
 from firecaffe.tasks import task_of
-from firecaffe.training.forward import Forward, arithmetic
+from firecaffe.training.forward import Forward, arithmetic, naming_kernels
 from firecaffe.training.given_parts import Parts, build_network, task_for
 from firecaffe.training.modes.every_step import empty_counts, steps_of_whole
 from firecaffe.training.outcome import StepResult
@@ -97,7 +97,7 @@ def time_steps(
         micro_batch_size=micro_batch_size,
         global_batch_size=micro_batches * micro_batch_size,
     )
-    with arithmetic(train, device):
+    with arithmetic(train, device), naming_kernels():
         return _timed(dataclasses.replace(recipe, train=train), device, least_s, micro_batches)
 
 

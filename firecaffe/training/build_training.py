@@ -38,7 +38,7 @@ from firecaffe.runs.score import score_mode
 from firecaffe.tasks import OWN_TASK, TaskConfig
 from firecaffe.training.checkpoint import save_checkpoint
 from firecaffe.training.data_workers import data_workers
-from firecaffe.training.forward import arithmetic
+from firecaffe.training.forward import arithmetic, naming_kernels
 from firecaffe.training.given_parts import Parts, about_of, open_parts
 from firecaffe.training.learner import Learner, build_alone, build_learner, connect, make_steps
 from firecaffe.training.loop import EvaluationGroups, Training
@@ -195,7 +195,10 @@ def _train_in(
     described = describe_training(recipe, data, is_repeatable)
     run = resolve(recipe, data, _ranks(mesh), described=described, hook=parts.hook_name)
     learners = recipe.synchrony.num_learners(world.world_size)
-    learner = build_learner(run, parts, data, mesh, start.checkpoint, unlike, resources, learners)
+    with naming_kernels():
+        learner = build_learner(
+            run, parts, data, mesh, start.checkpoint, unlike, resources, learners
+        )
     learner.doubts.extend(doubts)
     # From here on faults can be written to a folder.
     places = make_folder(world, run, start, about_of(parts, data), learner.findings.own_code)

@@ -9,6 +9,7 @@ run uncompiled. The network itself is not replaced, so the names of parameters d
 
 import hashlib
 import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -147,6 +148,22 @@ def _deterministic() -> Iterator[None]:
         )
         torch.use_deterministic_algorithms(True)
         yield
+
+
+@contextmanager
+def naming_kernels() -> Iterator[None]:
+    """Name an operation of the block that has no deterministic kernel. Raises: RecipeError."""
+    try:
+        yield
+    except Exception as error:
+        missing = re.search(r"(\S+) does not have a deterministic implementation", str(error))
+        if missing is None:
+            raise
+        raise RecipeError(
+            f"{missing[1]} has no kernel that gives the same bits every time; leave it out of "
+            "network and loss, or set train.deterministic = false, and GPUs give other bits in "
+            "each run"
+        ) from error
 
 
 def _set(holder: Any, name: str, value: object, before: ExitStack) -> None:

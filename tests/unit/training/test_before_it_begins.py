@@ -33,13 +33,14 @@ from firecaffe.runs.run_folder import (
 from firecaffe.training import start
 from firecaffe.training.checkpoint import Checkpoint
 from firecaffe.training.checks import check_not_float16, preflight
-from firecaffe.training.forward import check_compiler
+from firecaffe.training.forward import _deterministic, check_compiler
 from firecaffe.training.plugins import VARIABLE, Plugin, load_plugins
 from firecaffe.training.saver import Write
 from firecaffe.training.training_folder import Places, find_places
 from tests.kit.training import ALONE, before_each, recipe_in, recipe_with, record_of
 from tests.kit.training import data as points
 from tests.kit.training_fixtures import Patch
+from tests.ranks.networks import small_data
 from tests.unit.models.own_nets import PLACE
 from tests.unit.tasks.test_table import OWN
 
@@ -198,6 +199,29 @@ def test_what_gpus_do_not_take_is_known_before_the_ranks(monkeypatch: Patch) -> 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(RecipeError, match=r"on GPUs with synchrony\.lock = none"):
         look(f"{served} train.device=auto")
+
+
+class Put(torch.autograd.Function):
+    """Its backward has no deterministic kernel, as that of many interpolations on GPUs."""
+
+    @staticmethod
+    def forward(_: object, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_: object, gradient: Tensor) -> Tensor:
+        return gradient.clone().put_(torch.tensor([0]), torch.ones(1))
+
+
+def test_an_operation_without_a_deterministic_kernel_is_named(tmp_path: Path) -> None:
+    def network() -> nn.Module:
+        net = nn.Sequential(nn.Flatten(), nn.Linear(36, 4))
+        net.register_forward_hook(lambda _, __, outputs: Put.apply(outputs))  # type: ignore[no-untyped-call]
+        return net
+
+    recipe = recipe_in(tmp_path / "run", train={"global_batch_size": 4, "micro_batch_size": 2})
+    with _deterministic(), pytest.raises(RecipeError, match=r"^put_ .* train\.deterministic"):
+        firecaffe.train(recipe, network, small_data(8), small_data(4, 1))
 
 
 def test_without_a_compiler_it_is_said(monkeypatch: Patch) -> None:
