@@ -24,6 +24,7 @@ from firecaffe.models import build_model
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.transport.exchange import Exchange
 from tests.kit.data_photos import make_folder, pack
+from tests.ranks import matrix
 from tests.ranks.networks import Everything, small_data
 from tests.world import Ranks
 
@@ -77,6 +78,32 @@ def test_two_gpus_give_the_bits_of_one(ranks: Ranks, words: dict[str, str], tmp_
     one = ranks.run(1, fit, recipe, str(tmp_path / "1"))[0]
     two = ranks.run(2, fit, recipe, str(tmp_path / "2"))[0]
     assert one.state_sha256 == two.state_sha256
+
+
+def on_gpu(recipe: Recipe) -> Recipe:
+    return dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, device="cuda"))
+
+
+@needs_two
+@pytest.mark.parametrize("holding", ["split", "trick", "stages"])
+def test_a_network_on_two_gpus_gives_the_bits_of_one(
+    ranks: Ranks, holding: str, tmp_path: Path
+) -> None:
+    case = matrix.full({"holding": holding})
+    one = ranks.run(1, matrix.fit, on_gpu(matrix.alone(case)[0]), tmp_path / "1")[0]
+    two = ranks.run(2, matrix.fit, on_gpu(matrix.recipe_of(case, matrix.FIRST)), tmp_path / "2")[0]
+    assert one.state_sha256 == two.state_sha256
+
+
+@pytest.mark.parametrize("mode", ["local", "backup", "stale", "asynchronous"])
+def test_a_mode_goes_on_from_its_checkpoint(ranks: Ranks, mode: str, tmp_path: Path) -> None:
+    recipe = on_gpu(
+        matrix.recipe_of(matrix.full({"mode": mode, "synchrony.in_flight": 2}), matrix.FIRST)
+    )
+    ranks.run(1, matrix.fit, recipe, tmp_path / "first")
+    saved = min((tmp_path / "first" / "checkpoints").glob("step-*"))
+    again = ranks.run(1, matrix.fit, recipe, tmp_path / "then", 0, str(saved))[0]
+    assert again.steps == matrix.STEPS
 
 
 def exchange_on_gpu(algorithm: str) -> torch.Tensor:
