@@ -138,7 +138,9 @@ def _training_alone(alone: NetworkAlone, chosen: Chosen) -> PlannedTraining:
         )
     if batch is None:
         least = max(1, MIN_BATCH_SIZE // micro) if alone.sizes[1] else MIN_MICRO_BATCHES
-        most = max([*alone.workers, least])
+        most = max([*alone.workers, 1])
+        while most < least:  # 2^k micro-batches a worker: equal shares, which are subtrees
+            most *= 2
         batch = most * micro
         said.append(
             f"no global batch size is given: {batch} is taken, {most} "

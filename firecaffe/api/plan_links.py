@@ -149,9 +149,10 @@ class LinkChoice:
     def _a_tenth_more(self, number: int) -> Iterator[str]:
         """Say what a tenth more workers bring, with as many micro-batches on each."""
         work, (cluster, rows), workers = self.work, self.offers[number], self.workers[-1]
-        more, per_worker = round(1.1 * workers), work.num_micro_batches // workers
+        more = round(1.1 * workers)
+        per_worker, left = divmod(work.num_micro_batches, workers)
         is_a_tenth = abs(more / workers - 1.1) < 0.05
-        if not is_a_tenth or not per_worker or (cluster.most_devices or more) < more:
+        if not is_a_tenth or left or (cluster.most_devices or more) < more:
             return
         batch = more * per_worker * work.micro_batch_size
         larger, codecs = replace(work, global_batch_size=batch), [rows[-1].compressor]

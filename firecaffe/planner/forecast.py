@@ -136,7 +136,9 @@ def check_plan(workload: Workload, cluster: Cluster, world_size: int, row_size: 
             f"{world_size} workers but only {count_of(leaves, 'micro-batch', 'micro-batches')} a "
             f"step (train.global_batch_size {workload.global_batch_size} / train.micro_batch_size "
             f"{workload.micro_batch_size}); plan for at most "
-            f"{count_of(leaves, 'worker', 'workers')} or take smaller micro-batches"
+            f"{count_of(leaves, 'worker', 'workers')}, or take a larger batch"
+            + " or smaller micro-batches"
+            * (workload.micro_batch_size > 1)
         )
     if cluster.most_devices and world_size > cluster.most_devices:
         of_one = "; a check on several hosts (--nnodes) measures more" * cluster.is_one_host

@@ -95,7 +95,7 @@ def test_compare_and_several_clusters() -> None:
     [
         (["--workers", "1024"], 262_144, 1024),  # micro-batches of 256, the most that is taken
         ([], 8192, 32),
-        (["--micro-batch-size", "7", "--workers", "8"], 252, 8),
+        (["--micro-batch-size", "7", "--workers", "8"], 448, 8),
         (["--micro-batch-size", "500"], 500, 1),
     ],
 )

@@ -48,7 +48,8 @@ def test_published_epochs_are_of_the_published_network_and_images(
 
 
 def test_what_sums_at_odd_numbers_of_workers_is_said() -> None:
-    _, out, _ = plan(*RESNET, "--links", "10", "--workers", "5,12")
+    sizes = ["--micro-batch-size", "256", "--global-batch-size", "8192"]
+    _, out, _ = plan(*RESNET, "--links", "10", "--workers", "5,12", *sizes)
     assert "With 5, 12 workers" in out
     _, out, _ = plan(*RESNET, "--links", "10", "--workers", "4")
     assert "fold" not in out
@@ -89,6 +90,24 @@ def test_a_tenth_more_workers_bring_what_a_plan_of_them_says(named: list[str]) -
 def test_one_more_of_five_is_no_tenth() -> None:
     words = ["--model", "lenet", "--device", "a100", "--links", "10", "--workers", "5"]
     assert "A tenth more" not in plan(*words)[1]
+
+
+@pytest.mark.parametrize(("workers", "micro_batches"), [("1,8,24", 48), ("3", 48), ("100", 100)])
+def test_a_batch_that_is_not_said_gives_most_workers_equal_shares(
+    workers: str, micro_batches: int
+) -> None:
+    """Of 2^k micro-batches, which are subtrees; of 32 on 24 workers some have 2 and most 1."""
+    _, out, _ = plan(*RESNET, "--links", "10", "--workers", workers)
+    batch, size = map(int, re.findall(r"batch (\d+) in micro-batches of (\d+)", out)[0])
+    assert batch == micro_batches * size
+    assert f"With {workers.split(',')[-1]} workers, shares" not in out
+
+
+def test_a_tenth_more_is_said_of_equal_shares_alone() -> None:
+    words = ["--model", "lenet", "--device", "a100", "--links", "10", "--workers", "10"]
+    words += ["--micro-batch-size", "8", "--global-batch-size"]
+    assert "A tenth more" in plan(*words, "80")[1]
+    assert "A tenth more" not in plan(*words, "96")[1]
 
 
 def test_a_buyer_reads_to_what_and_with_which_codec() -> None:
