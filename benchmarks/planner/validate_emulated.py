@@ -137,8 +137,7 @@ def _head(errors: list[Predicted]) -> list[str]:
             [these measurements](../../benchmarks/results/exchange.md). **We tuned the emulation and
             the simulator together**, with measurements on 2 to 16 such hosts in view. No figure is
             fitted to a row. We chose {BY_HAND} constants: the link's rate (the shaper's times
-            {PAYLOAD:.3f}), its latency ({LATENCY_S * 1e6:g} µs) and four of the simulator. Whether
-            this forecasts an unknown network is open."""
+            {PAYLOAD:.3f}), its latency ({LATENCY_S * 1e6:g} µs) and four of the simulator."""
         ),
         "",
         paragraph(

@@ -119,9 +119,8 @@ def page(path: Path) -> tuple[str, list[float], list[float]]:
             f"""Tested: hours by `plan --runs`, from the paper's single workers; then with the
             marked row known. Beside: the paper's formula, a tree without overlap at
             {bandwidth / 1e9:.2f} GB/s, fitted to that row; *linear*, one worker's rate times the
-            workers. **It fails** on NiN by 8 images a worker: by the formula exchanges are longer,
-            and few images cost less, than by `plan`. Source: Iandola et al. 2016
-            (arXiv 1511.00175)."""
+            workers. **It fails** on NiN by 8 images a worker. Source: Iandola et al. 2016 (arXiv
+            1511.00175)."""
         ),
         "",
         "| net | workers | batch | published, h | `plan` | marked known | formula | *linear* |",

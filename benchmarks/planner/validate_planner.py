@@ -24,7 +24,12 @@ from benchmarks.planner import (
 from benchmarks.planner.forecast_emulated import by_rate, errors_of
 from benchmarks.planner.published_allreduce import Timed, read_allreduce
 from benchmarks.planner.published_allreduce import predict as predict_allreduce
-from benchmarks.planner.published_scaling import families, judged, left_out_table, summary_table
+from benchmarks.planner.published_scaling import (
+    UNSEEN,
+    families,
+    judged,
+    summary_table,
+)
 
 PUBLISHED = Path(__file__).parents[1] / "published" / "scaling.toml"
 TRAININGS = Path(__file__).parents[1] / "results" / "forecast.json"
@@ -55,7 +60,7 @@ How `firecaffe plan` forecasts a step's time, and how far off it was.
 **Single devices by data sheet**: the median error is {alone:.0%}, and {outside} of {num_alone}
 rates lie outside the band. On emulated hosts that `firecaffe check` measured, steps are a median
 of {trained:.1%} off.
-Rows that do not name `plan` test parts of it, or formulas outside it. **Not tested:** any GPU,
+**Not tested:** any GPU,
 InfiniBand or real network of our own; hours, money and failures of a training.
 
 *Fitted*: constants adjusted to rows. *Chosen*: those that we set. *Implied*, or *i*: what follows
@@ -137,14 +142,18 @@ def make_page(published: Path) -> str:
         ),
         *(
             Record(
-                f"published throughputs, {said} known",
+                said,
                 "`plan --runs`",
-                [row.error for row in judged(known)],
-                [row.linear_error for row in judged(known)],
-                NUM_USUAL,
+                [row.error for row in some],
+                [row.linear_error for row in some],
+                constants,
                 1,
             )
-            for known, said in ((1, "one row"), (2, "two rows"))
+            for said, some, constants in (
+                ("published throughputs, one row known", judged(1), NUM_USUAL),
+                ("published throughputs, two rows known", judged(2), NUM_USUAL),
+                ("the same, unseen, one row known", judged(1, UNSEEN), 0),
+            )
         ),
         Record(
             "published all_reduce times",
@@ -238,14 +247,16 @@ def families_section() -> str:
         "![Published samples a second against forecasts, with bands](../pictures/forecasts.svg)",
         "",
         paragraph(
-            """Bands should hold 70 to 90 % of the rows. Ten usual values are fitted to all rows but
-            FireCaffe's: of exchanges, of their effect on computing, of scatter. The form was chosen
-            on them, too. Below, each source is forecast with the values of the others. **It fails**
-            on hosts without GPUs, whose cores are unknown, and on libraries that do not overlap,
-            until a second row shows it."""
+            f"""Bands should hold 70 to 90 % of the rows. Ten usual values are fitted to all rows
+            but FireCaffe's: of exchanges, of their effect on computing, of scatter. The form was
+            chosen on them, too. The record leaves each source out, too.
+            *Unseen*: {len(families(UNSEEN))} files, collected later, in no fit. Their first
+            forecast, before their errors were looked at, was off by 4.4 and 31.0; then
+            `micro_batch` and the links' own errors came, and 16 rows went that are no steady rates
+            or of no described network. **It fails** on hosts without GPUs, whose cores are unknown;
+            on libraries that do not overlap, until a second row shows it; on NCCL by TCP on Azure
+            (66 to 80 % too fast); on NVLinks that are not used; on 128 servers of parameters."""
         ),
-        "",
-        *left_out_table(),
     ]
     return "\n".join(lines)
 

@@ -96,6 +96,8 @@ class RatedTraining:
     """Bytes of one gradient element on the wire."""
     bucket_bytes: Some = 25_000_000
     """The buckets of PyTorch's DistributedDataParallel, if the source says nothing."""
+    micro_batch: Number = 0
+    """Samples of one backward, if gradients are added between two exchanges; 0: the batch."""
     label: str = ""
 
     def step_s(self, row: RateRow) -> float:
@@ -105,13 +107,13 @@ class RatedTraining:
         return row.batch or self.batch
 
     def workload(self, row: RateRow) -> Workload:
-        """Make the work of a row's step: a micro-batch on each device. Raises: RecipeError."""
+        """Make the work of a row's step. Raises: RecipeError."""
         batch, args = self.batch_of(row), json.dumps(self.args, sort_keys=True, default=str)
         work = _work(self.model, args, self.parameters, self.layers)
         return replace(
             in_precision(work, self.precision, self.channels_last),
             global_batch_size=row.devices * batch,
-            micro_batch_size=batch,
+            micro_batch_size=self.micro_batch or batch,
             bucket_bytes=self.bucket_bytes,
             gradient_bytes=self.gradient_bytes,
             stored_bytes=0.0,  # rates of a training are published with images in memory
@@ -153,6 +155,12 @@ def _check(training: RatedTraining) -> None:
         raise ValueError(f"{label}: parameters and layers come together, for a network of others")
     if not any(row.fit for row in training.rows):
         raise ValueError(f"{label}: no row has fit = true; mark the rows that correct the forecast")
+    for batch in map(training.batch_of, training.rows):
+        if batch % (training.micro_batch or batch):
+            raise ValueError(
+                f"{label}: a batch of {batch} is no multiple of micro_batch = "
+                f"{training.micro_batch}; batch is a device's samples between two exchanges"
+            )
     if training.exchange != NATIVE:
         find_schedule(training.exchange)  # raises ValueError for an unknown one
 
@@ -364,7 +372,7 @@ def learn(
     spreads = [
         *(usual.compute_spread for _ in scales),
         *(usual.scatter_spread for _ in scales),
-        *(usual.link_spread for _ in links),
+        *(max(usual.link_spread, usual.spread(link.error)) for link in cluster.links),
         usual.exchange_spread,
         usual.slowdown_spread,
         usual.jitter_spread,

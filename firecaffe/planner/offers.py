@@ -51,6 +51,10 @@ class Usual:
         """The error of a value with this spread within which four fifths of cases lie, rounded."""
         return float(f"{exp(self.band * Z_80 * spread) - 1:.3g}")
 
+    def spread(self, error: float) -> float:
+        """The spread of a link whose file says this error."""
+        return error / (self.band * Z_80)
+
 
 USUAL = Usual()
 

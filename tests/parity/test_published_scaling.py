@@ -18,7 +18,7 @@ from benchmarks.planner import (
 )
 from benchmarks.planner.published_allreduce import predict as predict_allreduce
 from benchmarks.planner.published_allreduce import read_allreduce
-from benchmarks.planner.published_scaling import families, judge, judged
+from benchmarks.planner.published_scaling import UNSEEN, families, judge, judged
 from benchmarks.planner.shipped_devices import read_alone
 from benchmarks.training.noise_scale import read_kept
 from firecaffe.cli import plan
@@ -84,6 +84,21 @@ def test_forecasts_of_published_throughputs_beat_both_null_models() -> None:
     assert row.linear_error == pytest.approx(4 * 219 / 852 - 1)
     step_s = 2 * (2 * 64 / 422) - 64 / 219  # t(4) = a + 2 b, where a + b = t(2)
     assert row.log_per_s == pytest.approx(4 * 64 / step_s)
+
+
+def test_families_that_no_fit_has_seen_are_forecast_as_well() -> None:
+    """Their bands hold most of them, and both quantiles are nearer than the linear model's."""
+    names, unseen = ({rates.name for rates, _ in families(*at)} for at in ((), (UNSEEN,)))
+    assert not names & unseen
+    rows = judged(1, UNSEEN)
+    assert len(rows) >= 300
+    for quantile in (0.5, 0.9):
+        ours, linear = (
+            np.quantile([abs(error) for error in errors], quantile)
+            for errors in ([row.error for row in rows], [row.linear_error for row in rows])
+        )
+        assert ours < linear
+    assert 0.7 <= sum(row.in_band for row in rows) / len(rows) <= 0.9
 
 
 def test_a_family_is_judged_by_what_plan_says(

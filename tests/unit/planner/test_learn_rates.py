@@ -141,6 +141,32 @@ def test_gradients_of_two_bytes_travel_in_half_the_time() -> None:
     assert half.exchange_s == pytest.approx(whole.exchange_s / 2, rel=0.01)
 
 
+def test_accumulated_gradients_hide_an_exchange_behind_the_last_backward_alone() -> None:
+    """Four backwards of 16: what is exposed is that of a step of 16, and not that of one of 64."""
+    slow = replace(DGX.links[-1], bandwidth_bytes_per_s=1e9)
+    cluster = replace(DGX, links=(*DGX.links[:-1], slow))
+    whole, once = (replace(NETS[1], batch=batch) for batch in (64, 16))
+    exposed = [
+        forecast(training.workload(NETS[1].rows[-1]), cluster, 64, "native").exposed_communication_s
+        for training in (replace(whole, micro_batch=16), once, whole)
+    ]
+    assert exposed[0] == pytest.approx(exposed[1])
+    assert exposed[2] < 0.9 * exposed[1]
+
+
+def test_a_link_that_its_file_calls_uncertain_keeps_its_band_until_a_row_crosses_it() -> None:
+    unsure = replace(DGX.links[-1], error=0.5)
+    cluster = replace(DGX, links=(*DGX.links[:-1], unsure))
+    none, all_of_them = (with_rates(figures(1.4, 1.7, 0.04), known) for known in (1, 7))
+    error, narrowed, usual = (
+        learn_rates(on, rates).whole().links[-1].error
+        for on, rates in ((cluster, none), (cluster, all_of_them), (DGX, none))
+    )
+    assert error == pytest.approx(0.5, rel=0.1)
+    assert usual < 0.25
+    assert narrowed < 0.9 * error
+
+
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
@@ -150,6 +176,7 @@ def test_gradients_of_two_bytes_travel_in_half_the_time() -> None:
         ("batch = 64", "batch = 0", "batch"),
         ("batch = 64", 'batch = 64\nprecision = "fp8"', "precision"),
         ("batch = 64", "batch = 64\nbach = 2", "bach"),
+        ("batch = 64", "batch = 64\nmicro_batch = 48", "batch of 64 .* micro_batch = 48"),
         ("batch = 64", 'batch = 64\nprecision = "tf32"', "has no tf32"),
         ("batch = 64", 'batch = 64\nexchange = "rign"', "rign"),
         ('model = "resnet50"', 'model = "x"\nparameters = -1.0\nlayers = 2', "parameters"),
