@@ -126,9 +126,9 @@ def _other_modes(folder: Path, seconds: Sequence[float], trust_code: bool) -> st
     from firecaffe.planner.price import PRICED
     from firecaffe.planner.recipe_workload import workload_of
     from firecaffe.planner.step_cost import recipe_exchange
-    from firecaffe.recipe.checked_recipe import recipe_of
+    from firecaffe.recipe.checked_recipe import recipe_of_run
 
-    recipe = recipe_of(folder, trust_code=trust_code)
+    recipe = recipe_of_run(folder, trust_code=trust_code)
     kept = read_run_file(folder, FORECAST)
     if len(seconds) != kept.get("workers"):
         raise RunError(f"{len(seconds)} of {kept.get('workers')} ranks are in the timings")

@@ -16,6 +16,7 @@ from firecaffe.value_checks import check_section_types
 
 
 def recipe_of(recipe: Any) -> CheckedRecipe:
+    """Read a recipe if it is the path of its file, and check it. Raises: RecipeError."""
     if isinstance(recipe, str | Path):
         recipe = Recipe.read(recipe)
     if not isinstance(recipe, Recipe):

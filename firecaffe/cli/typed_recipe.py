@@ -74,7 +74,7 @@ def parse_run(
     it. Raises RecipeError for a wrong line; RunError for a missing run; CheckpointError for a
     damaged .fcz.
     """
-    # A plan, whose recipe is read here too, loads nothing that starts ranks.
+    # Late: a plan, which reads its recipe by this file, needs no module of a training.
     from firecaffe.api.run_argument import TRAINED, USED, folder_of
     from firecaffe.training.fcz_description import described, is_coded, with_nets
 

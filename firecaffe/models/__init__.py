@@ -1,4 +1,4 @@
-"""Networks: one family per file, by name in MODELS; docs/reference/networks.md shows them."""
+"""The [model] section, and networks: a family per file, in MODELS (docs/reference/networks.md)."""
 
 from dataclasses import dataclass, field
 from importlib import import_module

@@ -62,6 +62,7 @@ MODELS: dict[str, Model] = {
     "resnet50": Model(resnet50, (3, 224, 224), 1000, "He et al. 2015"),
     "resnet152": Model(resnet152, (3, 224, 224), 1000, "He et al. 2015"),
 }
+"""The networks by name."""
 
 
 def build_model(

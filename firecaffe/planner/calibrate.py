@@ -28,7 +28,7 @@ from firecaffe.planner.recipe_workload import workload_of
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import slowest_over_mean
 from firecaffe.planner.workload import Workload
-from firecaffe.recipe.checked_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from firecaffe.runs.rank_times import require_timings
 from firecaffe.runs.run_folder import FORECAST, read_run_file
 from firecaffe.runs.schemas import LearnableForecast
@@ -183,7 +183,7 @@ def _read(folder: Path, trust_code: bool) -> FinishedRun:
             f"{folder}: its network is split over workers; a plan learns from whole networks"
         )
     predicted = read_run_file(folder, FORECAST, LearnableForecast)
-    recipe = recipe_of(folder, trust_code=trust_code)
+    recipe = recipe_of_run(folder, trust_code=trust_code)
     timings = require_timings(folder)
     computed = [[row["compute_s"] for row in rows[1:]] for rows in timings.values()]
     scatter = [relative_spread(seconds) for seconds in computed if len(seconds) > 1]

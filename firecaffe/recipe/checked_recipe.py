@@ -97,7 +97,7 @@ GONE: dict[str, Any] = {"parallel.head_updates": 1, "parallel.exchange": "at_onc
 Some = TypeVar("Some", bound=Recipe)
 
 
-def recipe_of(folder: Path, *, trust_code: bool = False) -> CheckedRecipe:
+def recipe_of_run(folder: Path, *, trust_code: bool = False) -> CheckedRecipe:
     """Read the recipe of a run's folder. `trust_code` lets its code run. Raises: RunError.
 
     Settings newer than the run have their defaults. Those of `GONE` are left out.

@@ -240,7 +240,7 @@ _WITHOUT_BITS = (
     "synchrony.in_flight",
     "synchrony.server",
 )
-"""Settings of sections that decide bits which decide none themselves."""
+"""Settings that decide no bits, though others of their sections do."""
 
 
 def identity(recipe: Recipe, steps: int) -> dict[str, Any]:

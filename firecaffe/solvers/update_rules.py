@@ -1,5 +1,5 @@
-"""Update rules over lists of weights that torch lacks: Caffe's, delayed Nesterov, LARS and LAMB,
-and outer optimizers, which apply an average of replicas.
+"""Update rules over lists of weights that torch lacks: Caffe's, delayed Nesterov, LARS and LAMB;
+and outer optimizers, which apply an average of replicas by torch's SGD.
 
 Adam:
     m = b1 m + (1 - b1) g          w = w - rate sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + delta)
@@ -37,7 +37,7 @@ plain rate, as in all published large-batch recipes. Libraries differ in this, o
 m' and v' are Adam's corrected means. If a length is 0, the scale is 1. Source: You, Gitman and
 Ginsburg 2017, arXiv 1708.03888, algorithm 1; You et al. 2020, arXiv 1904.00962, algorithm 2.
 
-Outer optimizers, which are torch's SGD on the outer gradient D:
+Outer optimizers, on the outer gradient D:
     average     x = x - D                                      the replicas' mean
     slowmo      u = b u + D / a;  x = x - r a u
     nesterov    u = b u + D;      x = x - r (D + b u)

@@ -1,4 +1,4 @@
-"""The tasks that networks are trained for: a loss to minimize, and metrics to measure."""
+"""The recipe's [task] section, and tasks: a loss to minimize, and metrics to measure."""
 
 from dataclasses import dataclass, field
 from importlib import import_module

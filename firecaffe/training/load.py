@@ -19,7 +19,7 @@ from firecaffe.models.extra_state import hold_extra_state, release_extra_state
 from firecaffe.models.low_rank import make_low_rank
 from firecaffe.models.network import GIVEN_IN_PYTHON, made_by, make_network
 from firecaffe.models.weights import FirstWeights, Outline, file_digest, load_weights, read_weights
-from firecaffe.recipe.checked_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from firecaffe.recipe.sections import Recipe
 from firecaffe.resume_advice import replaced
 from firecaffe.runs.run_folder import ENVIRONMENT, RECIPE
@@ -128,7 +128,7 @@ def load_run(
         recipe = recipe or Recipe()
     else:
         about = read_about(run)
-        recipe = recipe or recipe_of(run, trust_code=trust_code)
+        recipe = recipe or recipe_of_run(run, trust_code=trust_code)
     if model is None and recipe.model.name.startswith(GIVEN_IN_PYTHON):
         raise RecipeError(
             f"{where}: its network, {recipe.model.name.removeprefix(GIVEN_IN_PYTHON)}, was given "

@@ -8,7 +8,7 @@ import pytest
 import firecaffe
 import firecaffe.cli
 from firecaffe.compression import fcz
-from firecaffe.recipe.checked_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from tests import typed
 
 RECIPE = """
@@ -164,7 +164,7 @@ def test_a_target_chooses_layers_by_held_out_samples(
     assert 1 <= len(found["tried"]) <= 3
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert {each["name"] for each in found["sensitivity"]} == {"0", "4", "6"}
-    first = recipe_of(tmp_path / "small-rounds" / "30x" / "1-prune")
+    first = recipe_of_run(tmp_path / "small-rounds" / "30x" / "1-prune")
     assert set(first.prune.keep) == {"0", "4", "6"}
 
     # A size that no file has ends with the nearest, which is there.

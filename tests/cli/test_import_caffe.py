@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 import firecaffe
 from firecaffe.caffe import caffemodel
-from firecaffe.recipe.checked_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from firecaffe.runs.run_folder import read_run_file
 from tests import typed
 from tools.caffe_goldens.data_cases import raw, write_lmdb
@@ -115,7 +115,7 @@ layer { name: "other" type: "InnerProduct" bottom: "conv" top: "other"
 
 
 def test_a_solver_becomes_a_recipe(home: Path, imported: Path) -> None:
-    recipe = recipe_of(imported)
+    recipe = recipe_of_run(imported)
     name = f"caffe:{imported}/net.prototxt"
     assert (recipe.model.name, recipe.data.name, recipe.task.name) == (name, name, name)
     assert recipe.model.args == {"input_CHW": [1, 8, 8]}
@@ -300,7 +300,7 @@ def test_without_the_data_the_shape_is_typed(tmp_path: Path) -> None:
     words = ["import", str(net), "--out", str(tmp_path / "out")]
     assert "net.prototxt:3: the shape of the samples is not known" in typed.refused(2, *words)
     assert "needed" in typed.said_by(*words, "--input-shape", "1x9x9")
-    assert recipe_of(tmp_path / "out").model.args == {"input_CHW": [1, 9, 9]}
+    assert recipe_of_run(tmp_path / "out").model.args == {"input_CHW": [1, 9, 9]}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from PIL import Image
 
 from firecaffe.cli import main
 from firecaffe.errors import RunError
-from firecaffe.recipe.checked_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from firecaffe.recipe.sections import identity
 from firecaffe.runs.run_folder import read_run_file
 from firecaffe.runs.run_table import differing_words, other_work, read_run
@@ -80,7 +80,7 @@ def test_a_run_is_used_from_any_folder(
     folders = [Path("b"), other / "a"]
     runs = [read_run(folder) for folder in folders]
     assert (differing_words(runs), other_work(*runs)) == ({}, [])
-    deciding = [identity(recipe_of(folder), 2) | {"model.weights": ""} for folder in folders]
+    deciding = [identity(recipe_of_run(folder), 2) | {"model.weights": ""} for folder in folders]
     assert deciding[0] == deciding[1]
 
 

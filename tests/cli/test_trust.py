@@ -17,7 +17,7 @@ from firecaffe.api.explanation import advice
 from firecaffe.cli import main
 from firecaffe.compression import fcz
 from firecaffe.errors import FirecaffeError, OwnCodeError, RecipeError
-from firecaffe.recipe.checked_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from firecaffe.runs.measure import TOP1
 from firecaffe.shrink import attempt
 from firecaffe.training.load import Trained
@@ -85,7 +85,7 @@ def test_a_round_of_compress_that_came_with_the_run_runs_no_code(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finished round is taken, and whoever has sent the run may have put one there."""
-    trial = Trial(run.name, recipe_of(run), run.parent)
+    trial = Trial(run.name, recipe_of_run(run), run.parent)
     name_in(run, "model.name", weights=str(run))
 
     def seen(trained: Trained, *_: object) -> NoReturn:

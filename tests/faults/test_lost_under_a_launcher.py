@@ -20,7 +20,7 @@ from firecaffe.cluster.secret import SECRET
 from firecaffe.cluster.world import World
 from firecaffe.errors import AgreementError, LauncherLostError, LaunchError, RecipeError
 from firecaffe.faults import KINDS
-from firecaffe.recipe.checked_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from firecaffe.training.plugins import VARIABLE as PLUGINS
 from firecaffe.training.verification import replay
 from tests.faults import held
@@ -46,7 +46,7 @@ def check_whole(folder: Path, lost: set[str], steps: int = STEPS) -> None:
     assert row["gradients"] == 6 * (steps - 2)
     assert row["lost_ranks"].keys() == lost
     assert row["lost_learners"] == len(lost)
-    assert replay(folder, recipe_of(folder), ALONE).is_same
+    assert replay(folder, recipe_of_run(folder), ALONE).is_same
 
 
 def test_its_exit_code_is_that_of_the_rest(recipe: Path, tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_lost_server_starts_again_from_its_newest_checkpoint(
     row = read(folder / "result.json")["synchrony"]
     assert row["lost_learners"] == 3  # those of the first start
     assert row["gradients"] >= 6 * (STEPS - 2)
-    assert replay(folder, recipe_of(folder), ALONE).is_same
+    assert replay(folder, recipe_of_run(folder), ALONE).is_same
 
 
 def test_a_launcher_without_ranks_waits_for_the_others(recipe: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from firecaffe import (
     SynchronyConfig,
     TrainConfig,
 )
-from firecaffe.recipe.checked_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from firecaffe.synchrony.config import SERVED
 from firecaffe.synchrony.events import Event, from_row
 from firecaffe.training.checkpoint import checkpoint_name, load_checkpoint
@@ -82,7 +82,7 @@ def given(network: Callable[[], nn.Module] = Everything) -> Parts:
 def replayed(
     folder: Path, to: Path | None = None, network: Callable[[], nn.Module] = Everything
 ) -> Replayed:
-    return replay(folder, recipe_of(folder), ALONE, to, given(network))
+    return replay(folder, recipe_of_run(folder), ALONE, to, given(network))
 
 
 def check_replay(result: Result, network: Callable[[], nn.Module] = Everything) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import firecaffe
-from firecaffe.recipe.checked_recipe import recipe_of as recipe_in
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from firecaffe.training.verification import replay
 from tests.kit.training import ALONE
 from tests.ranks.matrix import (
@@ -97,7 +97,7 @@ def check(ranks: Ranks, one_worker: OneWorker, case: Case, folder: Path) -> None
         assert found.validation == expected.validation
         assert not found.identity_doubts
     elif case["mode"] != UNREPEATED:
-        assert replay(then, recipe_in(then), ALONE, None, given()).is_same
+        assert replay(then, recipe_of_run(then), ALONE, None, given()).is_same
 
 
 def test_each_pair_stands_in_a_case_or_is_refused() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import Recipe, Result, SolverConfig
 from firecaffe.errors import FirecaffeError
-from firecaffe.recipe.checked_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from firecaffe.runs.explain_modes import explain_served
 from firecaffe.runs.rank_times import read_timings
 from firecaffe.synchrony.events import Push
@@ -54,7 +54,7 @@ def test_a_replay_gives_the_same_bits(trained: Trained, name: str, workers: int)
     served = explain_served(result.folder, read_timings(result.folder))
     assert served is not None
     assert sum(rank.micro_batches for rank in served.ranks) == row["gradients"]
-    first = verify_run(result.folder, recipe_of(result.folder), ALONE, 5, given())
+    first = verify_run(result.folder, recipe_of_run(result.folder), ALONE, 5, given())
     assert (first.losses, first.tensors, first.weights) == (5, [3], [3, 5])
     assert row["gradients"] + row["dropped"] == computed(made)
 

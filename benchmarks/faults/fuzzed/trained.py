@@ -8,7 +8,7 @@ import firecaffe
 from benchmarks.faults.fuzzed.reader import Reader
 from benchmarks.faults.fuzzed.records import digest_anew
 from firecaffe.cluster.world import join
-from firecaffe.recipe.checked_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from firecaffe.schema import parse_json
 from firecaffe.synchrony.log import EVENTS, Lines
 from firecaffe.training.load import load_run
@@ -56,7 +56,7 @@ def check_anew(folder: Path) -> None:
 def compute_again(folder: Path) -> None:
     run = folder / "run"
     with join("cpu", 60.0, 60.0) as world:
-        replay(run, recipe_of(run), world)
+        replay(run, recipe_of_run(run), world)
 
 
 READERS = {

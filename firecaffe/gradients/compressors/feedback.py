@@ -145,7 +145,7 @@ LENGTH_BYTES = 4
 
 
 class TensorCompressor:
-    """All ranks gather the payloads of whole tensors, decode them, and add in tree order."""
+    """All ranks gather payloads, which cannot be summed, decode them, and add in tree order."""
 
     def __init__(self, codec: TensorCodec, layouts: Sequence[BucketLayout]) -> None:
         self._codec = codec

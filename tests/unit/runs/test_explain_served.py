@@ -13,7 +13,7 @@ from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.forecast import forecast
 from firecaffe.planner.modes import alternatives
 from firecaffe.planner.recipe_workload import workload_of
-from firecaffe.recipe.checked_recipe import recipe_of
+from firecaffe.recipe.checked_recipe import recipe_of_run
 from firecaffe.runs.explain_modes import ServedExplanation, explain_served
 from firecaffe.runs.rank_times import ALPHA, read_timings
 from tests.unit.runs.test_explain import write_rows
@@ -155,7 +155,7 @@ def test_the_command_plans_other_modes_where_a_rank_is_slow(
     assert "rank 2 computes longer than the others: a micro-batch takes 20." in out
     forecast_on(slow, "cpu-host")
     line = next(line for line in said_of(slow).splitlines() if line.startswith(start))
-    recipe, on = recipe_of(slow), load_cluster("cpu-host")
+    recipe, on = recipe_of_run(slow), load_cluster("cpu-host")
     work = workload_of(recipe)
     seconds = [rank.seconds for rank in explained(slow).ranks]
     row = forecast(work, on, 3, "tree", "float16")

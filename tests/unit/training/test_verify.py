@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import firecaffe
 from firecaffe import Result, SynchronyConfig, TensorDataset
 from firecaffe.errors import CheckpointError, NotIdenticalError, RecipeError, RunError
-from firecaffe.recipe.checked_recipe import check_recipe, recipe_of
+from firecaffe.recipe.checked_recipe import check_recipe, recipe_of_run
 from firecaffe.synchrony.config import SERVED
 from firecaffe.training.build_training import join_run
 from firecaffe.training.checkpoint import STATE, SUMS, load_checkpoint
@@ -71,7 +71,7 @@ def run(runs: dict[str, Path], tmp_path: Path) -> Path:
 
 def verified(folder: Path, steps: int, seed: int = 0) -> Verified:
     parts = Parts(network, train=data(300, seed), test=data(100, 1))
-    return verify_run(folder, recipe_of(folder), ALONE, steps, parts)
+    return verify_run(folder, recipe_of_run(folder), ALONE, steps, parts)
 
 
 def refused(run: Path, steps: int, said: str, error: type[Exception] = NotIdenticalError) -> None:
@@ -208,7 +208,7 @@ def train(folder: Path, words: dict[str, Any], resume: Path | None = None, **mor
 
 def replayed(folder: Path, to: Path | None = None, seed: int = 0) -> Replayed:
     parts = Parts(network, train=data(300, seed), test=data(100, 1))
-    return replay(folder, recipe_of(folder), ALONE, to, parts)
+    return replay(folder, recipe_of_run(folder), ALONE, to, parts)
 
 
 @pytest.mark.parametrize("name", MODES)
