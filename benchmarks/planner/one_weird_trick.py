@@ -123,13 +123,13 @@ def page(path: Path) -> tuple[str, list[float], list[float]]:
                 [from data sheets](../../benchmarks/published/k20.toml): {record.net},
                 {record.batch} images a device. Fitted: the device's efficiency,
                 {record.efficiency:.2f}, to one device's {record.alone_per_s:.0f} images/s. Chosen:
-                {" and ".join(BY_HAND)}. Not tested: how devices share the node's network; other
+                {" and ".join(BY_HAND)}. Not tested: how devices share the network; other
                 splits. **The aim was {AIM:.0%}; the largest error is {max(map(abs, own)):.1%}**,
                 and linear's {max(map(abs, of_linear)):.1%}."""
             ),
             "",
             paragraph(
-                f"""When we knew these figures we added an effect, without a constant: gradients of
+                f"""Knowing these figures we added an effect, without a constant: gradients of
                 the fully connected layers are added for each micro-batch, as firecaffe does and his
                 program may not. Before, the errors were +4.0% and +8.4%. Source:
                 {record.source}."""

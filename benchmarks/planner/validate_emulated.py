@@ -135,14 +135,15 @@ def _head(errors: list[Predicted]) -> list[str]:
         paragraph(
             f"""Tested: the simulator, one exchange at a time, against the medians of
             [these measurements](../../benchmarks/results/exchange.md). **We tuned the emulation and
-            the simulator together**, with measurements on 2 to 16 such hosts in view. No figure is
-            fitted to a row. We chose {BY_HAND} constants: the link's rate (the shaper's times
-            {PAYLOAD:.3f}), its latency ({LATENCY_S * 1e6:g} µs) and four of the simulator."""
+            the simulator together**, with measurements on 2 to 16 such hosts in view. We chose
+            {BY_HAND} constants: the link's rate (the shaper's times {PAYLOAD:.3f}), its latency
+            ({LATENCY_S * 1e6:g} µs) and four of the simulator. Whether this forecasts an unknown
+            network is open."""
         ),
         "",
         paragraph(
-            f"""The null model, rounds one after the other, is off by up to {worst}. Two cores ran
-            all hosts; the planner has cores for each host."""
+            f"""The null model, rounds one by one, is off by up to {worst}. Two cores ran
+            all hosts; the planner gives each its own."""
         ),
         "",
     ]

@@ -111,7 +111,7 @@ class FaultAgent(SimpleElasticAgent):
         self.ended_by_us: set[int] = set()
         """Global ranks that the agent has ended."""
         self._hosts: frozenset[Any] = frozenset()  # of this attempt, or the one before
-        self._is_first = True  # nobody has trained yet
+        self._is_first = True  # this is the first attempt
         self._is_late = False  # this host came to the run of others
         self._others_are_late = False
         self.is_refused = False
@@ -315,7 +315,7 @@ class FaultAgent(SimpleElasticAgent):
             if self.aside.run(lambda: ends.is_there(0), MEETING_S):
                 return RunResult(WorkerState.HEALTHY)
         except (TimeoutError, RuntimeError, RendezvousError):
-            pass  # the store is gone, and the run with it
+            pass  # the store is out of reach or gone; the others may go on, or have ended
         self._remaining_restarts = 0
         return self._failed(self._failures_of(self._ranks))
 

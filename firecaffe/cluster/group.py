@@ -144,7 +144,9 @@ def divide(world: Group, parts: Sequence[Sequence[int]]) -> Iterator[Group]:
             members=members,
         )
     finally:
-        if world.watch.fault is not None:  # then the world's end aborts all groups together
+        if world.watch.fault is not None:
+            # A world that was made for the training aborts all its groups together at its end. In
+            # a script's own they stay: aborted alone, one may wait for another's kernel.
             keep_for_ever(*made)
         else:
             for group in made:

@@ -170,7 +170,9 @@ class Groups:
         is_lost: whether an operation may still wait in them for a lost rank.
         """
         if is_lost:
-            keep_for_ever(self.main, self.exchange, dist.group.WORLD)
+            keep_for_ever(self.main, self.exchange)
+        if is_lost and self.made_world:
+            keep_for_ever(dist.group.WORLD)
         # NCCL destroys a group once all its ranks do so, and aborts one alone.
         end = _abort_process_group if is_lost else dist.destroy_process_group
         for group in (None,) if self.made_world else (self.main, self.exchange):

@@ -1,6 +1,6 @@
 """The work of a compressor on a worker, counted by running it: bytes in memory, and kernels.
 
-A vector of 16,384 elements goes through the compressor itself, on a wire without other workers. So
+A vector of 65,536 elements goes through the compressor itself, on a wire without other workers. So
 no number of passes is chosen, and a codec that changes has another price.
 """
 
@@ -16,11 +16,15 @@ from torch.utils._pytree import tree_leaves
 from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.compressors import COMPRESSORS, make_compressor
 from firecaffe.gradients.compressors.codec import BucketLayout, LowRank, RowCodec
+from firecaffe.gradients.compressors.feedback import keep_residual
 from firecaffe.meta_kernels import without_compiler
 from firecaffe.planner.cluster import Device
 
-SIDE = 128
+SIDE = 256
 SIZE = SIDE * SIDE
+
+ONLY_WRITE = ("copy_", "fill_", "zeros_like")
+"""Kernels that do not read their first tensor."""
 
 
 class KernelWork(NamedTuple):
@@ -34,10 +38,13 @@ class KernelWork(NamedTuple):
     def plus(self, other: "KernelWork", times: float = 1.0) -> "KernelWork":
         return KernelWork(*(a + times * b for a, b in zip(self, other, strict=True)))
 
-    def seconds(self, device: Device, num_elements: float, num_tensors: float) -> float:
-        moved = self.passes * num_elements * BYTES_PER_ELEMENT
-        kernels = self.kernels + self.kernels_per_tensor * num_tensors
-        return moved / device.memory_rate + kernels * device.overhead_s
+    def seconds(self, device: Device, num_elements: float, num_tensors: float = 1) -> float:
+        moved_s = self.passes * num_elements * BYTES_PER_ELEMENT / device.memory_rate
+        return moved_s + self.kernels * device.overhead_s + self.tensors_s(device, num_tensors)
+
+    def tensors_s(self, device: Device, num_tensors: float) -> float:
+        """Seconds of the kernels that each tensor needs."""
+        return self.kernels_per_tensor * num_tensors * device.overhead_s
 
 
 class CompressorWork(NamedTuple):
@@ -60,10 +67,26 @@ def compressor_work(name: str) -> CompressorWork:
     return CompressorWork(one.plus(own, -1), own, with_other.plus(one, -1))
 
 
+@cache
 def encoding_work(name: str) -> KernelWork:
-    """Return the work to encode a vector, each of its tensors by itself, as for a server."""
-    passes, kernels, kernels_per_tensor = compressor_work(name).of(1, 0)
-    return KernelWork(passes, kernels_per_tensor=kernels + kernels_per_tensor)
+    """Return the work of a push to a server: to encode a tensor, and to keep what is not sent."""
+    codec, gradient, memory = COMPRESSORS[name], _vector(), _vector()
+    assert not isinstance(codec, LowRank)
+
+    def push() -> None:
+        if isinstance(codec, RowCodec) and not codec.remembers:
+            codec.encode(gradient)
+            return
+        x = gradient + memory
+        if isinstance(codec, RowCodec):
+            sent = codec.decode(codec.encode(x))
+        else:
+            sent = codec.decode(codec.encode(x, memory), SIZE)
+        keep_residual(memory, x, sent)
+
+    push()  # makes the tables of codecs
+    passes, kernels = _counted(push)
+    return KernelWork(passes, kernels_per_tensor=kernels)
 
 
 @cache
@@ -133,7 +156,9 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = func(*args, **(kwargs or {}))
         if func.is_view:
             return made
-        tensors = [x for x in tree_leaves((args, kwargs, made)) if isinstance(x, Tensor)]
+        reads = args[1:] if func.overloadpacket.__name__ in ONLY_WRITE else args
+        given = {word: value for word, value in (kwargs or {}).items() if word != "out"}
+        tensors = [x for x in tree_leaves((reads, given, made)) if isinstance(x, Tensor)]
         self.moved += sum(tensor.nbytes for tensor in tensors)
         self.kernels += 1
         return made

@@ -52,7 +52,7 @@ class Usual:
         return float(f"{exp(self.band * Z_80 * spread) - 1:.3g}")
 
     def spread(self, error: float) -> float:
-        """The spread of a link whose file says this error."""
+        """The spread of a link whose file says this error, a logarithm's as in `Posterior`."""
         return error / (self.band * Z_80)
 
 

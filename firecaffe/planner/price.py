@@ -203,8 +203,8 @@ def _fold_s(network: Network, num_elements: int, num_leaves: int, kind: str = AL
 def overlap_share(algorithm: str, network: Network, num_elements: int) -> float:
     """The share of the rounds' time that remains if pieces overlap, among about SIMULATED_RANKS.
 
-    The simulated vector has the ratio of bytes to latencies that it has on `network`, because the
-    share depends on this ratio.
+    The simulated vector has the ratio of bytes to latencies that it has on `network`, up to
+    `_max_elements`, because the share depends on this ratio.
     """
     per_node = network.links[0].group or 1
     ranks = max(2, SIMULATED_RANKS // per_node) * per_node
@@ -268,9 +268,13 @@ def coded_s(
         back = server.seconds([round(share * n) for n in sizes])
         wire_s = [(a + b) / 2 for a, b in zip(out, back, strict=True)]
     work = compressor_work(name).of(local_nodes, nodes - local_nodes)
-    work_s = [work.seconds(device, size, max(1, tensors_per_element * size)) for size in sizes]
     slower = 1 / network.outermost.efficiency.get(name, 1.0)
-    return [slower * (a + b) for a, b in zip(work_s, wire_s, strict=True)]
+    # A vector was measured as one tensor. The kernels of others are no slower.
+    others = (max(0.0, tensors_per_element * size - 1) for size in sizes)
+    return [
+        slower * (on_wire_s + work.seconds(device, size)) + work.tensors_s(device, more)
+        for size, on_wire_s, more in zip(sizes, wire_s, others, strict=True)
+    ]
 
 
 def coded_gradients_s(

@@ -1,5 +1,6 @@
 """A worker of `firecaffe.launch`: `python -m firecaffe.script.launched_worker FOLDER`."""
 
+import atexit
 import os
 import pickle
 import signal
@@ -49,12 +50,15 @@ def _ended(folder: Path, caller: Caller) -> int:
         end_process(INTERRUPTED)  # a normal exit may wait for other ranks, as Gloo's threads do
     except Exception as error:
         full = memory_full(error) if getattr(error, "fault", None) is None else None
-        return _told(full or error, caller)
+        # The other ranks end at once, and the launcher asks this one to: its exit code is its own.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        exit_code = _told(full or error, caller)
+        signal.signal(signal.SIGTERM, lambda *_: end_process(exit_code))  # a thread may go on
+        atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)  # Python resets handlers
+        return exit_code
 
 
 def _told(error: Exception, caller: Caller) -> int:
-    # The other ranks end at once, and the launcher asks this one to: its exit code is its own.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if isinstance(error, FirecaffeError):
         exit_code = report(error)
         if isinstance(error, PeerLostError):
@@ -62,7 +66,12 @@ def _told(error: Exception, caller: Caller) -> int:
         return exit_code
     fault: Fault | None = getattr(error, "fault", None)
     line = str(failed(caller.function, error)) if fault is None else fault.line
-    text = own_traceback(error) or "".join(traceback.format_exception(error))
+    text = own_traceback(error)
+    if not text:  # of code without a file, as a prompt's: all but this module's frames
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        text = "".join(traceback.format_exception(error.with_traceback(trace)))
     leave_report(line, fault, text)
     return FirecaffeError.exit_code
 

@@ -28,8 +28,12 @@ from firecaffe.tasks.task import leaves_labels_out
 from firecaffe.training.evaluation import evaluating
 from firecaffe.training.forward import Forward, match_format, seed_random
 
-FACTOR, SUMMAND = 1 + 2**-6, 2**-20
-"""How far weights are moved: a moving average of 0.9999 shows it in float32, of zeros too."""
+FACTOR, SUMMAND = 1 - 2**-6, 2**-20
+"""How far weights are moved: a moving average of 0.9999 shows it in float32.
+
+Towards 0, for some must not exceed 1. The summand is for tensors of zeros alone: among others,
+zeros may mean something (a triangle, no edge).
+"""
 
 
 class FirstLook:
@@ -144,14 +148,17 @@ class FirstLook:
         A teacher that begins as a copy of the network does not change before the network has.
         """
         weights = self.forward.model.parameters()
-        trained: list[Tensor] = [weight for weight in weights if weight.requires_grad]
+        trained = [weight for weight in weights if weight.requires_grad]
         kept = [weight.detach().clone() for weight in trained]
         with torch.no_grad():
-            torch._foreach_mul_(trained, FACTOR)
-            torch._foreach_add_(trained, SUMMAND)
-        yield
-        with torch.no_grad():
-            torch._foreach_copy_(trained, kept)
+            for weight in trained:
+                weight.mul_(FACTOR) if weight.any() else weight.add_(SUMMAND)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for weight, value in zip(trained, kept, strict=True):
+                    weight.copy_(value)
 
     @torch.no_grad()
     def _put_back(self) -> None:

@@ -97,9 +97,9 @@ def test_a_network_on_two_gpus_gives_the_bits_of_one(
 
 @pytest.mark.parametrize("mode", ["local", "backup", "stale", "asynchronous"])
 def test_a_mode_goes_on_from_its_checkpoint(ranks: Ranks, mode: str, tmp_path: Path) -> None:
-    recipe = on_gpu(
-        matrix.recipe_of(matrix.full({"mode": mode, "synchrony.in_flight": 2}), matrix.FIRST)
-    )
+    # With `again`, gradients of backup wait in its checkpoint.
+    words = {"mode": mode, "synchrony.in_flight": 2, "synchrony.dropped": "again"}
+    recipe = on_gpu(matrix.recipe_of(matrix.full(words), matrix.FIRST))
     ranks.run(1, matrix.fit, recipe, tmp_path / "first")
     saved = min((tmp_path / "first" / "checkpoints").glob("step-*"))
     again = ranks.run(1, matrix.fit, recipe, tmp_path / "then", 0, str(saved))[0]

@@ -3,12 +3,17 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
 
 import firecaffe
 from benchmarks.training.unusual.cases import CASES, data
+from benchmarks.training.unusual.layers import CLASSES, PIXELS
 from benchmarks.training.unusual.tried import Tried, try_all
 from benchmarks.training.unusual_networks import end_of, is_right
 from firecaffe import ParallelConfig, Recipe, SynchronyConfig, TaskConfig, TrainConfig
@@ -39,6 +44,27 @@ def test_a_teacher_that_no_step_keeps_is_refused_on_all_ranks(where: str, ranks:
     [line] = set(ranks.shared(2, refused, ELSEWHERE[where]))
     for part in ("forward changes the parameter", "teacher.weight", "make it a buffer"):
         assert part in line
+
+
+class Triangle(nn.Module):
+    """Its zeros above the diagonal mean something, and torch looks at them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(PIXELS, CLASSES)
+        self.factor = nn.Parameter(torch.eye(CLASSES))
+
+    def forward(self, values: Tensor) -> Any:
+        density: Any = MultivariateNormal(torch.zeros(CLASSES), scale_tril=self.factor)
+        outputs = self.layer(values.flatten(1))
+        return outputs + density.log_prob(outputs).unsqueeze(1)
+
+
+def test_zeros_that_mean_something_stay_in_the_look_at_moved_weights() -> None:
+    samples = data(CASES["plain"])
+    train = TrainConfig(global_batch_size=32, micro_batch_size=8, steps=1, device="cpu")
+    recipe = Recipe(train=train, task=TaskConfig(args={"num_classes": 4}))
+    assert firecaffe.train(recipe, Triangle, samples, samples).steps == 1
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,9 @@ CASES: dict[str, Case] = {
     "teacher, other memory": Case(
         lambda: around(Teacher(by_data=True, copied=True)), told="teacher.weight"
     ),
-    "teacher, hidden": Case(lambda: around(Teacher(hidden=True)), told="teacher[0]", doubted=True),
+    "teacher, hidden": Case(
+        lambda: around(Teacher(hidden=True, copied=True)), told="teacher[0]", doubted=True
+    ),
     "Embedding, max_norm": Case(lambda: of.Words(max_norm=0.5), ends="max_norm"),
     "weights that forward clips": Case(lambda: around(refused.Clipping()), ends="layer.weight"),
     "a buffer that grows": Case(lambda: around(refused.Growing()), ends="seen"),

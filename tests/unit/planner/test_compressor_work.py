@@ -3,16 +3,21 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from firecaffe.planner.cluster import load_cluster
 from firecaffe.planner.compressor_work import (
-    KernelWork,
+    SIDE,
+    SIZE,
+    _counted,
     compressor_work,
     decoding_work,
     encoding_work,
 )
 from firecaffe.planner.price import PRICED, coded_s
 from firecaffe.planner.simulate import Network
+from firecaffe.training.modes.served.coder import make_coder
 
 CAST = 1.5
 """Passes of a cast: four bytes read and two written, or the other way round."""
@@ -48,6 +53,18 @@ def test_many_small_tensors_take_longer_than_a_large_one() -> None:
     assert ten - one == pytest.approx(9 * kernels * 1e-5)
 
 
-def test_a_server_s_tensors_are_encoded_one_by_one() -> None:
-    encoding, alone = encoding_work("int8"), compressor_work("int8").of(1, 0)
-    assert encoding == KernelWork(alone.passes, 0, alone.kernels + alone.kernels_per_tensor)
+@pytest.mark.parametrize("name", ["int8", "top_k", "one_bit"])
+def test_a_push_to_a_server_is_priced_as_the_coder_does_it(name: str) -> None:
+    """Within a third: the coder also pads, and looks whether all is finite."""
+    parameter = nn.Parameter(torch.zeros(SIDE, SIDE))
+    coder = make_coder(name, {"weight": parameter})
+    gradient = torch.arange(SIZE, dtype=torch.float32).sin().view(SIDE, SIDE)
+    coder.encode(0, {"weight": gradient})
+    passes, kernels = _counted(lambda: coder.encode(0, {"weight": gradient}))
+    work = encoding_work(name)
+    assert work.passes == pytest.approx(passes, rel=1 / 3)
+    assert work.kernels_per_tensor == pytest.approx(kernels, rel=1 / 2)
+
+
+def test_a_cast_is_pushed_without_a_memory() -> None:
+    assert encoding_work("float16") == (CAST, 0, 1)
