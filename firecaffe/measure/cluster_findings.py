@@ -314,7 +314,8 @@ def _priced_s(measured: MeasuredCluster, cluster: Cluster, name: str, size: int)
     ranks, elements = len(measured.ranks), [size // BYTES_PER_ELEMENT]
     network = Network(cluster.links, ranks)
     if name in MEASURED:  # a node of each rank
-        return coded_s(name, fixed_share(name), ranks, network, cluster.device, elements)[0]
+        rate = cluster.device.memory_rate
+        return coded_s(name, fixed_share(name), ranks, network, rate, elements)[0]
     per_node = ranks_per_node(network)
     route = find_route(name, None, ranks, per_node, shared_memory=measured.shares_memory)
     return Prices(name, network, across=route.across).seconds(elements)[0]

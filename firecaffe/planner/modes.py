@@ -16,14 +16,12 @@ from math import ceil
 from typing import Any
 
 from firecaffe.exchange.leaves import Shares, equal_shares, num_nodes
-from firecaffe.exchange.schedule import BYTES_PER_ELEMENT
 from firecaffe.gradients.compressors import FIXED_LENGTH
 from firecaffe.gradients.config import NO_COMPRESSOR
 from firecaffe.planner.cluster import Cluster, on_cores
-from firecaffe.planner.compressor_work import decoding_work, encoding_work
 from firecaffe.planner.compute_time import data_s, micro_batch, update_s
 from firecaffe.planner.forecast import Forecast, errors_of
-from firecaffe.planner.price import num_tensors, sent_share
+from firecaffe.planner.price import encoding_s, sent_share
 from firecaffe.planner.server_costs import QUEUED_BYTES, PlannedKeeper, ServedClock, planned_keeper
 from firecaffe.planner.simulate import Network
 from firecaffe.planner.step_cost import StepCost
@@ -167,13 +165,11 @@ class _Workers:
         outermost = Network(cluster.links, self.size).outermost
         self.codec = row.compressor if row.compressor in FIXED_LENGTH else ""
         self.pushed_bytes = float(workload.parameter_bytes)
-        self.encoding_s = self.decoding_s = 0.0
+        self.encoding_s = 0.0
         if self.codec:
             self.pushed_bytes *= sent_share(self.codec, workload)
-            size, tensors = workload.parameter_bytes / BYTES_PER_ELEMENT, num_tensors(workload)
-            encoding, decoding = encoding_work(self.codec), decoding_work(self.codec)
-            self.encoding_s = compute * encoding.seconds(device, size, tensors)
-            self.decoding_s = compute * decoding.seconds(device, size, tensors)
+            encoded_s = encoding_s(workload.parameter_bytes, device.memory_rate)
+            self.encoding_s = compute * encoded_s
 
         def sent_s(size_bytes: float) -> float:
             one_s = outermost.latency_s + size_bytes / outermost.bandwidth_bytes_per_s
@@ -292,7 +288,7 @@ class _Workers:
         steps = max(1, min(self.steps, self.most_works // (self.leaves * keeper.messages)))
         plan = Leaves(0, steps, steps, self.leaves, self.leaves * steps)
         policy = make_policy(config, plan, config.num_learners(self.size))
-        take_s = self.update_s / gradients_per_update(config, self.leaves) + self.decoding_s
+        take_s = self.update_s / gradients_per_update(config, self.leaves) + self.encoding_s
         costs = keeper.costs(self.pull_s, self.push_s, take_s, self.queued_s)
         beside_s = keeper.beside_s(self.encoding_s, self.update_s)
         computed: list[float] = []

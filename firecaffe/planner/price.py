@@ -1,7 +1,7 @@
 """Prices what sums gradients on a network: an exchange, or a compressor.
 
 An exchange is simulated for few ranks, and priced by classes of equal rounds for many. A compressor
-costs its bytes on the wire and its kernels.
+costs its bytes on the wire and its passes over memory.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,6 @@ from firecaffe.exchange.route import FOLD
 from firecaffe.exchange.schedule import ALL_GATHER, ALL_REDUCE, BYTES_PER_ELEMENT, Schedule
 from firecaffe.gradients.compressors import COMPRESSORS, FIXED_LENGTH
 from firecaffe.gradients.compressors.codec import LowRank, RowCodec, TensorCodec
-from firecaffe.planner.cluster import Device
-from firecaffe.planner.compressor_work import compressor_work
 from firecaffe.planner.round_prices import equal_rounds, sharded_s, whole_and_latency_s
 from firecaffe.planner.simulate import Network, simulate_s
 from firecaffe.planner.workload import Workload
@@ -240,15 +238,20 @@ PRICED = tuple(
 )
 """Compressors with a price; what the others send depends on the gradients."""
 
+PASSES = 16
+"""Passes over a node's float32 to encode it, to keep what was not sent, and to decode."""
+
+OTHERS_PASSES = 3
+"""Passes to decode a whole tensor of another worker's node, and to add it."""
+
 
 def coded_s(
     name: str,
     share: float,
     nodes: int,
     network: Network,
-    device: Device,
+    memory_rate: float,
     sizes: Sequence[int],
-    tensors_per_element: float = 0.0,
 ) -> list[float]:
     """Seconds to exchange encoded vectors of these sizes, in elements.
 
@@ -256,10 +259,12 @@ def coded_s(
     all-to-all of every node's shards and an all-gather of the totals; other codecs an all-gather.
 
     share: bytes of an encoded node over its bytes as float32. nodes: those of all workers.
-    tensors_per_element: 0 for vectors of one tensor each.
+    memory_rate: bytes/s that the device reaches.
     """
     local_nodes = -(-nodes // network.world_size)
+    passes = PASSES * local_nodes
     if isinstance(COMPRESSORS[name], TensorCodec):
+        passes += OTHERS_PASSES * (nodes - local_nodes)
         ring = Prices("ring", network, in_pieces=False)
         wire_s = [time_s / 2 for time_s in ring.seconds([round(nodes * share * n) for n in sizes])]
     else:
@@ -267,27 +272,22 @@ def coded_s(
         out = server.seconds([round(local_nodes * share * n) for n in sizes])
         back = server.seconds([round(share * n) for n in sizes])
         wire_s = [(a + b) / 2 for a, b in zip(out, back, strict=True)]
-    work = compressor_work(name).of(local_nodes, nodes - local_nodes)
+    passes_s = [passes * BYTES_PER_ELEMENT * size / memory_rate for size in sizes]
     slower = 1 / network.outermost.efficiency.get(name, 1.0)
-    # A vector was measured as one tensor. The kernels of others are no slower.
-    others = (max(0.0, tensors_per_element * size - 1) for size in sizes)
-    return [
-        slower * (on_wire_s + work.seconds(device, size)) + work.tensors_s(device, more)
-        for size, on_wire_s, more in zip(sizes, wire_s, others, strict=True)
-    ]
+    return [slower * (a + b) for a, b in zip(passes_s, wire_s, strict=True)]
 
 
 def coded_gradients_s(
-    name: str, workload: Workload, network: Network, device: Device, sizes: Sequence[int]
+    name: str, workload: Workload, network: Network, memory_rate: float, sizes: Sequence[int]
 ) -> list[float]:
     """Seconds to exchange buckets of a workload's gradients; sizes: as in `coded_s`."""
     nodes = num_nodes(workload.num_micro_batches, workload.compressor_level)
-    share, per_element = sent_share(name, workload), num_tensors(workload) / max(1, sum(sizes))
-    return coded_s(name, share, nodes, network, device, sizes, per_element)
+    return coded_s(name, sent_share(name, workload), nodes, network, memory_rate, sizes)
 
 
-def num_tensors(workload: Workload) -> int:
-    return sum(len(layer.shapes) for layer in workload.layers)
+def encoding_s(size_bytes: float, memory_rate: float) -> float:
+    """Seconds to encode a gradient for a server; decoding takes as long."""
+    return PASSES / 2 * size_bytes / memory_rate
 
 
 def sent_share(name: str, workload: Workload) -> float:

@@ -173,8 +173,8 @@ class StepCost:
         if world_size == 1:
             return [0.0] * len(sizes)
         if self.compressor != NO_COMPRESSOR:
-            network, device = Network(self.cluster.links, world_size), self.cluster.device
-            return coded_gradients_s(self.compressor, self.workload, network, device, sizes)
+            network, rate = Network(self.cluster.links, world_size), self.cluster.device.memory_rate
+            return coded_gradients_s(self.compressor, self.workload, network, rate, sizes)
         update = update_of(self.workload, world_size)
         return update.sums_s(self.workload, self._prices(world_size), sizes)
 
