@@ -83,7 +83,10 @@ def atomic_replace(path: Path) -> Iterator[Path]:
 def check_writable(path: Path) -> None:
     """Try whether `atomic_replace` can begin. Raises OSError."""
     _check_regular(path)
-    create_empty(_aside_of(path)).unlink()
+    with suppress(FileNotFoundError):
+        _aside_of(path).lstat()  # its name may be too long
+    # Without that name: other ranks may try the same path, or write to it.
+    tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def _aside_of(path: Path) -> Path:

@@ -16,6 +16,8 @@ from firecaffe import files
 from firecaffe.errors import RecipeError, RunError, file_error
 from firecaffe.files import (
     GrowingFile,
+    atomic_replace,
+    check_writable,
     create_empty,
     folder_lock,
     private_folder,
@@ -65,6 +67,17 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
         create_empty(pipe)
     assert pipe.is_fifo()
     assert list(tmp_path.iterdir()) == [pipe]
+
+
+def test_who_tries_a_path_leaves_alone_what_another_rank_writes_there(tmp_path: Path) -> None:
+    with atomic_replace(tmp_path / "found.toml") as aside:
+        aside.write_text("whole")
+        check_writable(tmp_path / "found.toml")
+    assert [path.name for path in tmp_path.iterdir()] == ["found.toml"]
+    assert (tmp_path / "found.toml").read_text() == "whole"
+    for path in (tmp_path / ("n" * 250), tmp_path / "none" / "found.toml"):
+        with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG) + "|No such"):
+            check_writable(path)
 
 
 def test_the_final_name_appears_only_after_the_sync(
